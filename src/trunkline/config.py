@@ -1,0 +1,229 @@
+"""The settings of a gateway: one frozen tree, built once, passed down by piece.
+
+Each field has a default, a unit in its name, a bound and one sentence; flags, environment names and the
+reference page are made from them. `settings.py` merges the sources (defaults < file < environment < flags).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What `settings.py` knows of a field beside its name and type: bounds and documentation."""
+
+    sentence: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    is_secret: bool = False
+
+
+def setting(
+    default: Any,  # the field's own type; dataclasses.field has no better one to give
+    sentence: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    is_secret: bool = False,
+) -> Any:
+    """A dataclass field that carries a `Setting`. `aliases` are further accepted *values* or flags."""
+    meta = Setting(
+        sentence=sentence, low=low, high=high, choices=choices, aliases=aliases, is_secret=is_secret
+    )
+    return field(default=default, metadata={"setting": meta})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Where clients and operators connect."""
+
+    host: str = setting("127.0.0.1", "Address of the client listener.")
+    port: int = setting(30000, "Port of the client listener; 0 lets the kernel pick.", low=0, high=65535)
+    admin_host: str = setting("127.0.0.1", "Address of the admin listener.", aliases=("prometheus-host",))
+    admin_port: int = setting(
+        29000, "Port of the admin listener (metrics, workers, decisions); 0 lets the kernel pick.",
+        low=0, high=65535, aliases=("prometheus-port",),
+    )
+    api_key: str = setting(
+        "", "Bearer key that clients must send; empty serves everyone as one tenant.", is_secret=True
+    )
+    admin_api_key: str = setting(
+        "", "Bearer key of the admin listener; empty is allowed on loopback only.", is_secret=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """Bounds on what a client may send and hold."""
+
+    max_payload_size: int = setting(8 << 20, "Largest request body, bytes.", low=1024, high=1 << 30)
+    max_headers: int = setting(100, "Most header lines of a request.", low=8, high=1000)
+    max_header_bytes: int = setting(8 << 10, "Largest single header, bytes.", low=256, high=1 << 20)
+    max_head_bytes: int = setting(32 << 10, "Largest request head, bytes.", low=1024, high=1 << 20)
+    max_json_depth: int = setting(64, "Deepest nesting of a JSON body.", low=4, high=500)
+    header_timeout_ms: int = setting(10_000, "A request head must arrive within this.", low=100, high=600_000)
+    body_timeout_ms: int = setting(30_000, "A request body must arrive within this.", low=100, high=3_600_000)
+    idle_timeout_ms: int = setting(60_000, "A keep-alive connection may idle this long.", low=100, high=3_600_000)
+    write_stall_ms: int = setting(30_000, "A client that reads nothing for this long is dropped.", low=100, high=3_600_000)
+    write_buffer_bytes: int = setting(
+        1 << 20, "Unread answer bytes of one client before its upstream is paused.", low=16 << 10, high=1 << 28
+    )
+    max_connections: int = setting(20_000, "Most open client connections.", low=1, high=1_000_000)
+    max_concurrent_requests: int = setting(
+        8_192, "Most requests in flight; further ones are answered 429 with Retry-After.", low=1, high=1_000_000
+    )
+    strict_fields: bool = setting(
+        False, "Answer 400 to unknown body fields instead of dropping and counting them."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamConfig:
+    """How workers are connected to and waited for."""
+
+    connect_timeout_ms: int = setting(1_000, "A worker must accept within this.", low=10, high=60_000)
+    first_byte_timeout_ms: int = setting(
+        600_000, "A worker must begin to answer within this.", low=10, high=86_400_000
+    )
+    stream_idle_timeout_ms: int = setting(
+        600_000, "Longest silence inside an answer; there is no total limit.", low=10, high=86_400_000
+    )
+    keepalive_idle_ms: int = setting(
+        4_000, "An idle worker connection is reused this long (vLLM closes at 5 s).", low=0, high=600_000
+    )
+    max_idle_connections: int = setting(
+        256, "Most idle connections kept to one worker.", low=0, high=65_536
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryConfig:
+    """Further attempts before the first byte of an answer."""
+
+    retry_max_retries: int = setting(2, "Most further attempts of one request.", low=0, high=10)
+    retry_initial_backoff_ms: int = setting(25, "Pause before the first further attempt.", low=0, high=60_000)
+    retry_max_backoff_ms: int = setting(250, "Longest pause between attempts.", low=0, high=60_000)
+    retry_budget_ratio: float = setting(
+        0.2, "Further attempts allowed as a share of requests, over 10 s.", low=0.0, high=1.0
+    )
+    retry_budget_floor_per_s: float = setting(
+        10.0, "Further attempts always allowed, per second.", low=0.0, high=100_000.0
+    )
+    disable_retries: bool = setting(False, "Never try a second worker.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerConfig:
+    """When a failing worker is left alone. An answer below 500 is never a failure."""
+
+    cb_failure_threshold: int = setting(10, "Consecutive failures that open the breaker.", low=1, high=10_000)
+    cb_success_threshold: int = setting(3, "Consecutive successes that close it.", low=1, high=10_000)
+    cb_timeout_duration_secs: float = setting(
+        60.0, "Pause before an open breaker lets a trial through.", low=0.01, high=86_400.0
+    )
+    disable_circuit_breaker: bool = setting(False, "Never open a breaker.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthConfig:
+    """Probing of workers that send no heartbeats."""
+
+    health_check_interval_secs: float = setting(5.0, "Pause between probes.", low=0.05, high=3_600.0)
+    health_check_timeout_secs: float = setting(5.0, "A probe must be answered within this.", low=0.05, high=600.0)
+    health_failure_threshold: int = setting(3, "Failed probes in a row that take a worker out.", low=1, high=1_000)
+    health_success_threshold: int = setting(2, "Good probes in a row that bring it back.", low=1, high=1_000)
+    health_check_endpoint: str = setting("/health", "Path that is probed.")
+    load_interval_secs: float = setting(1.0, "Pause between readings of a worker's load.", low=0.05, high=3_600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """How a worker is chosen."""
+
+    policy: str = setting(
+        "cache_aware", "Routing policy.",
+        choices=("cache_aware", "round_robin", "least_queue", "power_of_two", "consistent_hash", "random"),
+        aliases=("roundrobin=round_robin", "consistent_hashing=consistent_hash",
+                 "kv_aware=cache_aware", "kvaware=cache_aware", "prefixaware=cache_aware"),
+    )
+    profile: str = setting("llama-3.1-8b-h100", "Latency profile that prices start from, before calibration.")
+    churn_weight: float = setting(
+        1.0, "Extra price of a cold prefill where much was inserted lately (1 to 2).", low=0.0, high=8.0
+    )
+    predicted_ttl_ms: int = setting(5_000, "How long a decision counts as residency before events confirm it.", low=0, high=600_000)
+    approximate_ttl_ms: int = setting(
+        120_000, "The same for workers without cache events.", low=0, high=86_400_000
+    )
+    virtual_nodes: int = setting(128, "Points of each worker on the hash ring.", low=1, high=4_096)
+    memory_watermark: float = setting(0.98, "A worker with fuller KV memory gets no new prefixes.", low=0.0, high=1.0)
+    load_watermark: float = setting(0.85, "A worker with higher load gets no new prefixes.", low=0.0, high=1.0)
+    time_scale: float = setting(
+        1.0, "Factor on all times of the profile, for simulated workers that run slowed down.", low=0.001, high=1_000.0
+    )
+    seed: int = setting(0, "Seed of tie-breaks and of the random policies.", low=0, high=2**63 - 1)
+    decisions_kept: int = setting(1_000, "Decisions kept for /decisions.", low=0, high=1_000_000)
+    decision_header: bool = setting(
+        False, "Send x-trunkline-decision to clients (it names workers; for operators)."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryConfig:
+    """Bounds of the cache directory and of the feeds that fill it."""
+
+    max_blocks: int = setting(8_000_000, "Most distinct blocks known.", low=1, high=1 << 31)
+    max_buffered_batches: int = setting(65_536, "Live batches held back during a replay.", low=16, high=1 << 24)
+    max_parked_runs: int = setting(1_024, "Runs of blocks whose parent is not known yet.", low=0, high=1 << 20)
+    parked_ttl_ms: int = setting(5_000, "How long such a run waits for its parent.", low=0, high=600_000)
+    replay_timeout_ms: int = setting(5_000, "A replay must finish within this.", low=10, high=600_000)
+    heartbeat_ttl_ms: int = setting(3_000, "A heartbeat is believed this long.", low=10, high=600_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The model that the fleet serves."""
+
+    model_path: str = setting(
+        "", "Folder with tokenizer.json and tokenizer_config.json; empty takes the simulated model's."
+    )
+    tokenizer_path: str = setting("", "tokenizer.json, where it lies apart from the model folder.")
+    chat_template: str = setting("", "Chat template file; empty takes the one of the tokenizer's config.")
+    served_model_name: str = setting("", "Model name in the API; empty asks the workers.")
+    max_model_len: int = setting(131_072, "Longest prompt plus answer, tokens.", low=16, high=1 << 24)
+    block_size: int = setting(16, "Tokens a block where a worker does not say.", low=1, high=65_536)
+    root_key_file: str = setting(
+        "", "File with the 32-byte root secret of all namespaces, hex; empty makes one for this process."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveConfig:
+    """Logs."""
+
+    log_level: str = setting("info", "Least severe event logged.", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting("text", "Shape of log lines.", choices=("text", "json"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything `trunkline serve` can be told."""
+
+    worker_urls: tuple[str, ...] = setting(
+        (), "Workers, as URLs; `http://host:port`, with `#events=...` where the event socket is not announced."
+    )
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    directory: DirectoryConfig = field(default_factory=DirectoryConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -1,0 +1,305 @@
+"""Where each prefix block lives, as far as the workers and our own decisions have told.
+
+Everything it knows is a hint: it may be stale, which costs time and never correctness, since a worker
+reuses only what it really holds under the same salt. Three sources fill it: cache events (exact), our own
+decisions with a TTL (predicted; all there is for approximate workers), and heartbeat digests.
+
+Must never: answer across namespaces (a lookup takes a chain, and a chain has one namespace), or claim a
+block behind a hole. Read `feed.py` (what calls `stored` and `removed`) and `routing.py` (what calls `match`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+from trunkline.core.events import BlocksRemoved, BlocksStored
+from trunkline.core.identity import Namespace
+from trunkline.core.keys import KeyChain
+from trunkline.core.records import BlockKey, EngineHash, Incarnation, Instant, Slot, WorkerId
+from trunkline.native import CONFLICT, FULL, UNKNOWN_PARENT, BlockIndex
+
+MAX_NAMESPACES = 65_536
+MAX_CHECKPOINTS_PER_HEARTBEAT = 4_096
+
+
+class StoreOutcome(Enum):
+    """What became of a run of stored blocks."""
+
+    STORED = "stored"
+    UNKNOWN_PARENT = "unknown-parent"
+    UNKNOWN_SALT = "unknown-salt"
+    WRONG_BLOCK_SIZE = "wrong-block-size"
+    CONFLICT = "conflict"
+    FULL = "full"
+
+
+_CODES = {
+    UNKNOWN_PARENT: StoreOutcome.UNKNOWN_PARENT,
+    FULL: StoreOutcome.FULL,
+    CONFLICT: StoreOutcome.CONFLICT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Leading, unbroken blocks of one chain for every slot: three lists indexed by `Slot`.
+
+    `device` <= `resident` (any tier) <= `expected` (resident or predicted by a recent decision).
+    """
+
+    block_tokens: int
+    block_count: int
+    device: list[int]
+    resident: list[int]
+    expected: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Holder:
+    """One live worker incarnation."""
+
+    slot: Slot
+    incarnation: Incarnation
+    block_tokens: int
+    max_predicted: int
+    is_trusted: bool = True
+    digest: _Digest | None = None
+    predicted_until: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Digest:
+    """The last heartbeat of a digest-mode worker, and when we last routed to each checkpoint."""
+
+    reported: frozenset[BlockKey] = frozenset()
+    is_complete: bool = False
+    taken_at: Instant = Instant(0.0)
+    routed_at: dict[BlockKey, Instant] = field(default_factory=dict[BlockKey, Instant])
+
+
+class Directory:
+    """The one index of a gateway. All methods are O(blocks of the call); `match` is one index call."""
+
+    def __init__(self, *, max_blocks: int) -> None:
+        self._index = BlockIndex(max_blocks)
+        self._holders: dict[WorkerId, _Holder] = {}
+        self._by_slot: dict[Slot, WorkerId] = {}
+        self._incarnations: dict[WorkerId, int] = {}
+        self._namespace_ids: dict[bytes, int] = {}
+        self._by_salt: dict[str, Namespace] = {}
+
+    # -- namespaces ------------------------------------------------------------------------------
+
+    def admit_namespace(self, namespace: Namespace) -> int:
+        """Make events that carry the namespace's salt understood; idempotent. The index's number for it.
+
+        Raises ValueError beyond 65,536 namespaces.
+        """
+        known = self._namespace_ids.get(namespace.tag)
+        if known is not None:
+            return known
+        if len(self._namespace_ids) >= MAX_NAMESPACES:
+            raise ValueError(f"the directory holds its limit of {MAX_NAMESPACES} namespaces")
+        namespace_id = self._index.add_namespace(namespace.key, namespace.root)
+        self._namespace_ids[namespace.tag] = namespace_id
+        self._by_salt[namespace.salt] = namespace
+        return namespace_id
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def join(self, worker: WorkerId, *, block_tokens: int, max_predicted: int = 1 << 20) -> Slot:
+        """Begin a new incarnation of a worker, knowing nothing of it. Raises ValueError beyond 65,535.
+
+        `max_predicted` bounds what we expect there, blocks: its cache capacity where that is known.
+        """
+        if block_tokens < 1 or max_predicted < 0:
+            raise ValueError(f"{worker}: block size {block_tokens} must be at least 1")
+        self.leave(worker)
+        slot = Slot(self._index.add_slot())
+        self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
+        self._holders[worker] = _Holder(
+            slot=slot,
+            incarnation=Incarnation(self._incarnations[worker]),
+            block_tokens=block_tokens,
+            max_predicted=max_predicted,
+        )
+        self._by_slot[slot] = worker
+        return slot
+
+    def leave(self, worker: WorkerId) -> None:
+        """Forget a worker and all it held; nothing happens when it is unknown."""
+        holder = self._holders.pop(worker, None)
+        if holder is not None:
+            self._index.drop_slot(holder.slot)
+            del self._by_slot[holder.slot]
+
+    def restart(self, worker: WorkerId) -> Incarnation:
+        """The worker's engine began a new life: same slot, next incarnation, nothing held."""
+        holder = self._holders[worker]
+        self._index.clear_slot(holder.slot)
+        self._incarnations[worker] += 1
+        holder.incarnation = Incarnation(self._incarnations[worker])
+        holder.digest = None
+        holder.predicted_until = 0.0
+        return holder.incarnation
+
+    def clear(self, worker: WorkerId) -> int:
+        """The worker's cache is empty now; how many blocks it held."""
+        holder = self._holders[worker]
+        holder.predicted_until = 0.0
+        return self._index.clear_slot(holder.slot)
+
+    def trust(self, worker: WorkerId, is_trusted: bool) -> None:
+        """Whether a worker's entries count. An untrusted worker matches nothing, at once."""
+        self._holders[worker].is_trusted = is_trusted
+
+    def is_trusted(self, worker: WorkerId) -> bool:
+        return self._holders[worker].is_trusted
+
+    def incarnation(self, worker: WorkerId) -> Incarnation:
+        return self._holders[worker].incarnation
+
+    def slot(self, worker: WorkerId) -> Slot:
+        return self._holders[worker].slot
+
+    def knows(self, worker: WorkerId) -> bool:
+        return worker in self._holders
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def stored(self, worker: WorkerId, event: BlocksStored) -> StoreOutcome:
+        """Take in a run of blocks. Only `STORED` means that all of it is in."""
+        holder = self._holders[worker]
+        if event.block_tokens != holder.block_tokens:
+            return StoreOutcome.WRONG_BLOCK_SIZE
+        namespace_id, parent = -1, 0
+        if event.parent is None:
+            namespace = self._by_salt.get(event.salt) if event.salt is not None else None
+            if namespace is None:
+                return StoreOutcome.UNKNOWN_SALT
+            if namespace.model.block_tokens != event.block_tokens:
+                return StoreOutcome.WRONG_BLOCK_SIZE
+            namespace_id = self._namespace_ids[namespace.tag]
+        else:
+            parent = event.parent
+        count = self._index.store(
+            holder.slot, event.tier, namespace_id, parent, event.hashes, event.tokens, event.block_tokens
+        )
+        return StoreOutcome.STORED if count >= 0 else _CODES[count]
+
+    def removed(self, worker: WorkerId, event: BlocksRemoved) -> int:
+        """Take out one copy of each block; how many of them were known."""
+        return self._index.remove(self._holders[worker].slot, event.tier, event.hashes)
+
+    def holds_engine_hash(self, worker: WorkerId, engine_hash: EngineHash) -> bool:
+        return self._index.holds_engine_hash(self._holders[worker].slot, engine_hash)
+
+    # -- our own decisions, and digests ------------------------------------------------------------
+
+    def predict(self, worker: WorkerId, chain: KeyChain, *, now: Instant, ttl_ms: float) -> None:
+        """Expect a chain's blocks at a worker for a while: a request that fills them is on its way."""
+        holder = self._holders[worker]
+        namespace_id = self.admit_namespace(chain.namespace)
+        # One slot's predictions must expire in order, also when a worker's TTL has just become shorter.
+        holder.predicted_until = max(holder.predicted_until, now + ttl_ms)
+        self._index.predict(
+            holder.slot, namespace_id, chain.packed, holder.predicted_until, holder.max_predicted
+        )
+        if holder.digest is not None:
+            for _, key in chain.checkpoints():
+                holder.digest.routed_at.pop(key, None)
+                holder.digest.routed_at[key] = now
+            while len(holder.digest.routed_at) > MAX_CHECKPOINTS_PER_HEARTBEAT:
+                del holder.digest.routed_at[next(iter(holder.digest.routed_at))]
+
+    def unpredict(self, worker: WorkerId, chain: KeyChain) -> None:
+        """The request that was to fill these blocks did not."""
+        if worker in self._holders:
+            self._index.unpredict(self._holders[worker].slot, chain.packed)
+
+    def report(
+        self, worker: WorkerId, checkpoints: Collection[BlockKey], *, is_complete: bool, taken_at: Instant
+    ) -> None:
+        """A heartbeat's checkpoint keys (256, 1024, 4096 tokens) of what the worker holds.
+
+        `is_complete` says that none was left out, so that absence means eviction. `taken_at` is when the
+        worker made the list, at the latest. Raises ValueError beyond 4,096 keys.
+        """
+        if len(checkpoints) > MAX_CHECKPOINTS_PER_HEARTBEAT:
+            raise ValueError(
+                f"{worker}: a heartbeat has {len(checkpoints)} checkpoint keys, "
+                f"at most {MAX_CHECKPOINTS_PER_HEARTBEAT} are taken"
+            )
+        holder = self._holders[worker]
+        digest = holder.digest = holder.digest or _Digest()
+        digest.reported = frozenset(checkpoints)
+        digest.is_complete = is_complete
+        digest.taken_at = taken_at
+
+    def expire(self, now: Instant) -> None:
+        """Drop predictions whose time has come. Call a few times a second."""
+        self._index.expire(now)
+
+    # -- lookups -----------------------------------------------------------------------------------
+
+    def match(self, chain: KeyChain) -> Match:
+        """How many leading blocks of a chain each worker holds. One index walk for all workers."""
+        device, resident, expected = self._index.match(chain.packed)
+        checkpoints = chain.checkpoints()
+        for holder in self._holders.values():
+            slot = holder.slot
+            if holder.block_tokens != chain.block_tokens or not holder.is_trusted:
+                device[slot] = resident[slot] = expected[slot] = 0
+            elif holder.digest is not None:
+                expected[slot] = _digest_depth(holder.digest, checkpoints, chain, expected[slot])
+        return Match(
+            block_tokens=chain.block_tokens,
+            block_count=len(chain),
+            device=device,
+            resident=resident,
+            expected=expected,
+        )
+
+    def worker_at(self, slot: Slot) -> WorkerId | None:
+        return self._by_slot.get(slot)
+
+    def held_count(self, worker: WorkerId) -> int:
+        """Blocks that events say a worker holds."""
+        return self._index.held_count(self._holders[worker].slot)
+
+    def predicted_count(self, worker: WorkerId) -> int:
+        """Blocks that our decisions let us expect there."""
+        return self._index.predicted_count(self._holders[worker].slot)
+
+    def held_keys(self, worker: WorkerId) -> bytes:
+        """The keys a worker holds, sorted and packed; for checks against ground truth."""
+        return self._index.held(self._holders[worker].slot)
+
+    def block_count(self) -> int:
+        return self._index.block_count()
+
+    def memory_bytes(self) -> int:
+        return self._index.memory_bytes()
+
+
+def _digest_depth(
+    digest: _Digest, checkpoints: list[tuple[int, BlockKey]], chain: KeyChain, expected: int
+) -> int:
+    """Join what we routed there with what the worker reports: a checkpoint that a complete report lacks,
+    and that we did not route since, ends the prefix; one that it has extends it.
+    """
+    depth = expected
+    for tokens, key in checkpoints:
+        blocks = tokens // chain.block_tokens
+        if key in digest.reported:
+            depth = max(depth, blocks)
+        elif digest.is_complete and digest.routed_at.get(key, -1.0) < digest.taken_at:
+            return depth if blocks > depth else _below(checkpoints, tokens, chain)
+    return depth
+
+
+def _below(checkpoints: list[tuple[int, BlockKey]], tokens: int, chain: KeyChain) -> int:
+    """Blocks of the deepest checkpoint above a missing one; 0 when there is none."""
+    return max((t // chain.block_tokens for t, _ in checkpoints if t < tokens), default=0)

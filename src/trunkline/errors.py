@@ -1,0 +1,63 @@
+"""Operating errors: one class for each thing the caller can do about it.
+
+`status`, `kind` and `code` let the HTTP edge answer without a table of types. Messages name the thing, the
+value and the limit; never prompt text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """Root. `retryable`: another worker may be tried, as nothing has reached the client."""
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "internal_error"
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+
+class WorkerLost(GatewayError):
+    """The worker went away before the first byte of its answer."""
+
+    status = 502
+    kind = "upstream_error"
+    code = "worker_lost"
+    retryable = True
+
+
+class WorkerTimeout(GatewayError):
+    """The worker did not answer in time."""
+
+    status = 504
+    kind = "timeout"
+    code = "worker_timeout"
+
+
+class NoWorker(GatewayError):
+    """No worker is usable: capacity does not exist."""
+
+    status = 503
+    kind = "unavailable"
+    code = "no_worker"
+
+
+class Busy(GatewayError):
+    """Capacity exists but is contended: come back later."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "busy"
+
+
+class ConfigError(GatewayError):
+    """A setting is wrong. The message names the key, the value and the remedy."""
+
+    code = "config_error"
+
+
+class TraceError(GatewayError):
+    """A trace file cannot be read. The message names the file, the line and what was expected."""
+
+    code = "trace_error"

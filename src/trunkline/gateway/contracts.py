@@ -1,0 +1,117 @@
+"""The records that the parts of the data plane hand to one another.
+
+`intake.py` makes an `InferenceRequest` of a client's message; a `Picker` answers with a `Pick`; `exchange.py`
+carries it out and tells the picker how it went. Read `front.py` next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from trunkline.core.records import WorkerId
+
+
+class Route(Enum):
+    """What a client path is to us."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    OTHER = "other"
+    """Any other `/v1/*`: forwarded unread, by load alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Input of the chat template. `messages` and `tools` are decoded JSON, checked for shape."""
+
+    messages: list[dict[str, Any]] = field(repr=False)
+    tools: list[dict[str, Any]] | None = field(default=None, repr=False)
+    template_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    """`add_generation_prompt`, `continue_final_message`, ...: what the engine lets a client set."""
+
+
+Prompt = ChatPrompt | str | array[int]
+"""Messages, a text, or token ids (u32)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class InferenceRequest:
+    """One accepted request. `body` is what the client sent, less the fields that are never forwarded."""
+
+    request_id: str
+    route: Route
+    method: str
+    path: str
+    body: bytes = field(repr=False)
+    model: str = ""
+    is_stream: bool = False
+    prompt: Prompt | None = field(default=None, repr=False)
+    """None where nothing is known of the prompt: routed by load alone."""
+    max_tokens: int | None = None
+    session: str | None = None
+    """Affinity hint of the client, inside its own namespace; never identity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a worker listens. Made from the registry, never from a client's words."""
+
+    host: str
+    port: int
+    host_header: str
+    base_path: str = ""
+    is_tls: bool = False
+    api_key: str = field(default="", repr=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pick:
+    """One choice of worker for one attempt."""
+
+    worker: WorkerId
+    endpoint: Endpoint
+    body: bytes = field(repr=False)
+    """What to send: the request's body with the salt and, where needed, a transfer hint set by us."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Headers to add to the upstream request."""
+    decision_header: str = ""
+    """Compact decision for `x-trunkline-decision`; empty where it is switched off."""
+    ticket: Any = None
+    """The picker's own book-keeping, handed back unread."""
+
+
+class AttemptEnd(Enum):
+    """How one attempt ended, for load book, breaker and calibration."""
+
+    COMPLETE = "complete"
+    """The whole answer went through; the worker's status was below 500."""
+    WORKER_FAILED = "worker-failed"
+    """Connection refused or lost, time-out, status 5xx, or a broken answer."""
+    CLIENT_GONE = "client-gone"
+    """The client left; says nothing about the worker."""
+
+
+class Picker(Protocol):
+    """Chooses a worker for each attempt, and keeps the books. `routing` and `directory` live behind it."""
+
+    def pick(
+        self, request: InferenceRequest, tried: frozenset[WorkerId]
+    ) -> Pick | Awaitable[Pick]:
+        """Choose a worker that was not tried yet. Awaitable where a long prompt is tokenised off the loop.
+
+        Raises NoWorker (503) when none is usable, Busy (429) when all are full, and ClientError for a
+        prompt that cannot be served. On success the attempt counts as in flight until `ended`.
+        """
+        ...
+
+    def first_byte(self, pick: Pick) -> None:
+        """The worker's answer has begun (status below 300): prefill is over."""
+        ...
+
+    def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
+        """Exactly once for each pick. `cached_tokens` is what the worker's usage said, where it said so."""
+        ...
