@@ -1,7 +1,7 @@
 """Picks the compiled twins, or the Python ones. The only place that knows there are two."""
 
 # The extension has no stubs; the fallback gives both their type.
-# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportConstantRedefinition=false
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+# The verbs of the project. `make` alone lists them; each sets up what it needs in .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SEED  ?= 1
+JOBS  ?= 2
+ARGS  ?=
+
+NATIVE_SOURCES := $(wildcard src/trunkline/native/cpp/*)
+
+.PHONY: help setup check format test serve demo bench sim golden docs clean
+
+help: ## List the verbs
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: $(STAMP) ## Make .venv and install trunkline in it, editable; builds the native core if it can
+	@$(BIN)/python -c 'import trunkline.native as n; print("trunkline is ready in .venv; native core:", n.IMPLEMENTATION)'
+
+$(STAMP): pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
+	@python=''; \
+	for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo 'trunkline needs Python 3.11 or newer, and none is on PATH.' >&2; \
+	  echo 'Install one, or name it: make setup PYTHON=/path/to/python3.11' >&2; exit 1; fi; \
+	if ! $$python -c 'import venv, ensurepip' >/dev/null 2>&1; then \
+	  echo "$$python has no venv module. Remedy: apt install python3-venv" >&2; exit 1; fi; \
+	[ -x $(BIN)/python ] && $(BIN)/python -c 'import pip' 2>/dev/null || $$python -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,report]'
+	@touch $@
+
+check: $(STAMP) ## Format, lint, types, and the shape of the tree
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit/test_tree.py
+
+format: $(STAMP) ## Rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(STAMP) ## All tests; ARGS='-k name' narrows
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+serve: $(STAMP) ## A gateway with simulated workers on this machine, until Ctrl-C
+	$(BIN)/trunkline demo --serve $(ARGS)
+
+demo: $(STAMP) ## The tour: what the gateway does, on simulated workers
+	$(BIN)/trunkline demo $(ARGS)
+
+bench: $(STAMP) ## Every published number; JSON=1 writes out/bench/*.json
+	@mkdir -p out/bench
+	@for script in benchmarks/*.py; do \
+	  name=$$(basename $$script .py); echo "== $$name"; \
+	  if [ -n "$(JSON)" ]; then $(BIN)/python $$script --json > out/bench/$$name.json; \
+	  else $(BIN)/python $$script; fi; \
+	done
+
+sim: $(STAMP) ## The fleet model on a real trace; SEED=1
+	$(BIN)/trunkline simulate W1 --seed $(SEED) $(ARGS)
+
+golden: $(STAMP) ## Write the golden transcripts anew; the diff is the review
+	GOLDEN=write $(BIN)/pytest -q tests/scenario
+
+docs: $(STAMP) ## Write the generated reference pages anew
+	$(BIN)/trunkline docs
+
+clean: ## Remove .venv and everything that was built
+	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
