@@ -1,0 +1,132 @@
+"""Latency profiles: what a prefill and a decode step cost on one model and machine, as a formula.
+
+The router prices with them until it has calibrated itself; the simulated worker waits by them
+instead of computing. Pure figures with their origin; nothing here measures. Read `cost.py` next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+
+
+class Scheduling(Enum):
+    """How a worker shares its machine among requests."""
+
+    FIFO = "fifo"
+    """One prefill at a time in order of arrival; decoding is never disturbed."""
+    BATCHED = "batched"
+    """Steps of at most `max_batch_tokens`: one token for each running request, else prefill chunks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Prefill of n tokens after c cached ones takes `a + b*n + k*n*(c + n/2)` milliseconds."""
+
+    name: str
+    prefill_fixed_ms: float
+    prefill_token_ms: float
+    prefill_context_ms: float
+    """Price of one token attending to one earlier token."""
+    decode_token_ms: float
+    """From one token of an answer to the next."""
+    kv_bytes_per_token: int
+    max_batch_tokens: int
+    scheduling: Scheduling
+    source: str
+    """Where the figures come from, said honestly."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a profile needs a name")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not 0 <= value < float("inf"):
+                raise ValueError(f"profile {self.name}: {field.name} is {value}, below 0 or endless")
+        if not self.kv_bytes_per_token or not self.max_batch_tokens:
+            raise ValueError(f"profile {self.name}: a size or a batch of 0 tokens cannot be")
+
+    def prefill_ms(self, uncached_tokens: float, context_tokens: float) -> float:
+        """Time to prefill `uncached_tokens` after `context_tokens` cached ones; 0 for none."""
+        if uncached_tokens <= 0:
+            return 0.0
+        attended = uncached_tokens * (context_tokens + uncached_tokens / 2)
+        return (
+            self.prefill_fixed_ms
+            + self.prefill_token_ms * uncached_tokens
+            + self.prefill_context_ms * attended
+        )
+
+
+# Derivation of the H100 rows, with MFU 0.45 and a bf16 peak of 989 TFLOP/s a GPU:
+#   b = 2 * parameters / (GPUs * MFU * peak)
+#     8B, 1 GPU:  2 * 8.03e9 / 445e12  = 36.1 us (27.7k tokens/s)
+#     70B, 4 GPU: 2 * 70.6e9 / 1780e12 = 79.3 us (12.6k tokens/s)
+#   k = 4 * layers * heads * head_dim / (GPUs * MFU * peak)
+#     8B:  4 * 32 * 32 * 128 / 445e12  = 1.18 ns
+#     70B: 4 * 80 * 64 * 128 / 1780e12 = 1.47 ns
+# Decode reads the weights once a token, at 65 % of 3.35 TB/s a GPU: 16.1 GB take 7.4 ms, and a
+# quarter of 141 GB takes 16.2 ms.
+# KV: 2 * layers * kv_heads * head_dim * 2 bytes = 128 KiB and 320 KiB a token.
+_FORMULA = (
+    "derived, not measured: FLOPs at MFU 0.45 of a bf16 peak of 989 TFLOP/s for prefill, "
+    "weight reads at 65 % of 3.35 TB/s for decode; the fixed part is assumed"
+)
+
+_ALL = (
+    Profile(
+        name="llama-3.1-8b-h100",
+        prefill_fixed_ms=8.0,
+        prefill_token_ms=0.0361,
+        prefill_context_ms=1.18e-6,
+        decode_token_ms=7.4,
+        kv_bytes_per_token=128 << 10,
+        max_batch_tokens=8_192,
+        scheduling=Scheduling.BATCHED,
+        source=f"Llama 3.1 8B, bf16, one H100 SXM; {_FORMULA}",
+    ),
+    Profile(
+        name="llama-3.1-70b-h100",
+        prefill_fixed_ms=15.0,
+        prefill_token_ms=0.0793,
+        prefill_context_ms=1.47e-6,
+        decode_token_ms=16.2,
+        kv_bytes_per_token=320 << 10,
+        max_batch_tokens=8_192,
+        scheduling=Scheduling.BATCHED,
+        source=f"Llama 3.1 70B, bf16, four H100 SXM (TP4), communication not counted; {_FORMULA}",
+    ),
+    Profile(
+        name="peers-w5",
+        prefill_fixed_ms=5.0,
+        prefill_token_ms=0.1,
+        prefill_context_ms=0.0,
+        decode_token_ms=10.0,
+        kv_bytes_per_token=128 << 10,
+        max_batch_tokens=8_192,
+        scheduling=Scheduling.FIFO,
+        source="set by the comparison that other gateways were measured in; no machine behind it",
+    ),
+    Profile(
+        name="tiny",
+        prefill_fixed_ms=1.0,
+        prefill_token_ms=0.005,
+        prefill_context_ms=0.0,
+        decode_token_ms=1.0,
+        kv_bytes_per_token=4 << 10,
+        max_batch_tokens=8_192,
+        scheduling=Scheduling.FIFO,
+        source="chosen so that tests are quick; no machine behind it",
+    ),
+)
+
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
+"""By name. Read only."""
+
+
+def profile_named(name: str) -> Profile:
+    """Raises ValueError that lists the known names."""
+    try:
+        return PROFILES[name]
+    except KeyError as error:
+        raise ValueError(f"profile {name!r} is unknown; known are {', '.join(PROFILES)}") from error
