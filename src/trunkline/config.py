@@ -1,13 +1,17 @@
 """The settings of a gateway: one frozen tree, built once, passed down by piece.
 
-Each field has a default, a unit in its name, a bound and one sentence; flags, environment names and the
-reference page are made from them. `settings.py` merges the sources (defaults < file < environment < flags).
+Each field has a default, a unit, a bound and one sentence; the flag, the environment name, the key
+in the file and the reference page are all made from them. Must never read a file, a flag or the
+environment: `settings.py` does that and merges them (defaults < file < environment < flags). Read
+it next.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +21,11 @@ class Setting:
     sentence: str
     low: float | None = None
     high: float | None = None
+    unit: str = ""
+    """Where the name does not end in it."""
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    """`other-flag` for a second flag, `other=value` for a second spelling of a value."""
     is_secret: bool = False
 
 
@@ -28,15 +35,56 @@ def setting(
     *,
     low: float | None = None,
     high: float | None = None,
+    unit: str = "",
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
     is_secret: bool = False,
 ) -> Any:
-    """A dataclass field that carries a `Setting`. `aliases` are further accepted *values* or flags."""
+    """A dataclass field that carries a `Setting`."""
     meta = Setting(
-        sentence=sentence, low=low, high=high, choices=choices, aliases=aliases, is_secret=is_secret
+        sentence=sentence,
+        low=low,
+        high=high,
+        unit=unit,
+        choices=choices,
+        aliases=aliases,
+        is_secret=is_secret,
     )
     return field(default=default, metadata={"setting": meta})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listener on `host` is reachable from this machine alone. Resolves nothing."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def worker_url_problem(url: str) -> str | None:
+    """Why `url` cannot name a worker, None when it can. Looks at the words, resolves nothing."""
+    if len(url) > 2_048:
+        return "is longer than 2048 characters"
+    if any(character <= " " or character == "\x7f" for character in url):
+        return "holds a space or a control character"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is no URL ({error})"
+    if parts.scheme not in ("http", "https"):
+        return "does not begin with http:// or https://"
+    if not parts.hostname:
+        return "names no host"
+    if parts.username is not None or parts.password is not None:
+        return "holds a user or password; give the key as the worker's api_key"
+    if port == 0:
+        return "has port 0"
+    if parts.query:
+        return "has a query"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +92,23 @@ class ListenConfig:
     """Where clients and operators connect."""
 
     host: str = setting("127.0.0.1", "Address of the client listener.")
-    port: int = setting(30000, "Port of the client listener; 0 lets the kernel pick.", low=0, high=65535)
-    admin_host: str = setting("127.0.0.1", "Address of the admin listener.", aliases=("prometheus-host",))
+    port: int = setting(
+        30000, "Port of the client listener; 0 lets the kernel pick.", low=0, high=65535
+    )
+    admin_host: str = setting(
+        "127.0.0.1", "Address of the admin listener.", aliases=("prometheus-host",)
+    )
     admin_port: int = setting(
-        29000, "Port of the admin listener (metrics, workers, decisions); 0 lets the kernel pick.",
-        low=0, high=65535, aliases=("prometheus-port",),
+        29000,
+        "Port of the admin listener (metrics, workers, decisions); 0 lets the kernel pick.",
+        low=0,
+        high=65535,
+        aliases=("prometheus-port",),
     )
     api_key: str = setting(
-        "", "Bearer key that clients must send; empty serves everyone as one tenant.", is_secret=True
+        "",
+        "Bearer key that clients must send; empty serves everyone as one tenant.",
+        is_secret=True,
     )
     admin_api_key: str = setting(
         "", "Bearer key of the admin listener; empty is allowed on loopback only.", is_secret=True
@@ -62,21 +119,44 @@ class ListenConfig:
 class LimitsConfig:
     """Bounds on what a client may send and hold."""
 
-    max_payload_size: int = setting(8 << 20, "Largest request body, bytes.", low=1024, high=1 << 30)
-    max_headers: int = setting(100, "Most header lines of a request.", low=8, high=1000)
-    max_header_bytes: int = setting(8 << 10, "Largest single header, bytes.", low=256, high=1 << 20)
-    max_head_bytes: int = setting(32 << 10, "Largest request head, bytes.", low=1024, high=1 << 20)
-    max_json_depth: int = setting(64, "Deepest nesting of a JSON body.", low=4, high=500)
-    header_timeout_ms: int = setting(10_000, "A request head must arrive within this.", low=100, high=600_000)
-    body_timeout_ms: int = setting(30_000, "A request body must arrive within this.", low=100, high=3_600_000)
-    idle_timeout_ms: int = setting(60_000, "A keep-alive connection may idle this long.", low=100, high=3_600_000)
-    write_stall_ms: int = setting(30_000, "A client that reads nothing for this long is dropped.", low=100, high=3_600_000)
-    write_buffer_bytes: int = setting(
-        1 << 20, "Unread answer bytes of one client before its upstream is paused.", low=16 << 10, high=1 << 28
+    max_payload_size: int = setting(
+        8 << 20, "Largest request body.", unit="bytes", low=1024, high=1 << 30
     )
-    max_connections: int = setting(20_000, "Most open client connections.", low=1, high=1_000_000)
+    max_headers: int = setting(
+        100, "Most header lines of a request.", unit="lines", low=8, high=1000
+    )
+    max_header_bytes: int = setting(8 << 10, "Largest single header.", low=256, high=1 << 20)
+    max_head_bytes: int = setting(32 << 10, "Largest request head.", low=1024, high=1 << 20)
+    max_json_depth: int = setting(
+        64, "Deepest nesting of a JSON body.", unit="levels", low=4, high=500
+    )
+    header_timeout_ms: int = setting(
+        10_000, "A request head must arrive within this.", low=100, high=600_000
+    )
+    body_timeout_ms: int = setting(
+        30_000, "A request body must arrive within this.", low=100, high=3_600_000
+    )
+    idle_timeout_ms: int = setting(
+        60_000, "A keep-alive connection may idle this long.", low=100, high=3_600_000
+    )
+    write_stall_ms: int = setting(
+        30_000, "A client that reads nothing for this long is dropped.", low=100, high=3_600_000
+    )
+    write_buffer_bytes: int = setting(
+        1 << 20,
+        "Unread answer bytes of one client before its upstream is paused.",
+        low=16 << 10,
+        high=1 << 28,
+    )
+    max_connections: int = setting(
+        20_000, "Most open client connections.", unit="connections", low=1, high=1_000_000
+    )
     max_concurrent_requests: int = setting(
-        8_192, "Most requests in flight; further ones are answered 429 with Retry-After.", low=1, high=1_000_000
+        8_192,
+        "Most requests in flight; further ones are answered 429 with Retry-After.",
+        unit="requests",
+        low=1,
+        high=1_000_000,
     )
     strict_fields: bool = setting(
         False, "Answer 400 to unknown body fields instead of dropping and counting them."
@@ -87,18 +167,26 @@ class LimitsConfig:
 class UpstreamConfig:
     """How workers are connected to and waited for."""
 
-    connect_timeout_ms: int = setting(1_000, "A worker must accept within this.", low=10, high=60_000)
+    connect_timeout_ms: int = setting(
+        1_000, "A worker must accept within this.", low=10, high=60_000
+    )
     first_byte_timeout_ms: int = setting(
         600_000, "A worker must begin to answer within this.", low=10, high=86_400_000
     )
     stream_idle_timeout_ms: int = setting(
-        600_000, "Longest silence inside an answer; there is no total limit.", low=10, high=86_400_000
+        600_000,
+        "Longest silence inside an answer; there is no total limit.",
+        low=10,
+        high=86_400_000,
     )
     keepalive_idle_ms: int = setting(
-        4_000, "An idle worker connection is reused this long (vLLM closes at 5 s).", low=0, high=600_000
+        4_000,
+        "An idle worker connection is reused this long (vLLM closes at 5 s).",
+        low=0,
+        high=600_000,
     )
     max_idle_connections: int = setting(
-        256, "Most idle connections kept to one worker.", low=0, high=65_536
+        256, "Most idle connections kept to one worker.", unit="connections", low=0, high=65_536
     )
 
 
@@ -106,11 +194,19 @@ class UpstreamConfig:
 class RetryConfig:
     """Further attempts before the first byte of an answer."""
 
-    retry_max_retries: int = setting(2, "Most further attempts of one request.", low=0, high=10)
-    retry_initial_backoff_ms: int = setting(25, "Pause before the first further attempt.", low=0, high=60_000)
+    retry_max_retries: int = setting(
+        2, "Most further attempts of one request.", unit="attempts", low=0, high=10
+    )
+    retry_initial_backoff_ms: int = setting(
+        25, "Pause before the first further attempt.", low=0, high=60_000
+    )
     retry_max_backoff_ms: int = setting(250, "Longest pause between attempts.", low=0, high=60_000)
     retry_budget_ratio: float = setting(
-        0.2, "Further attempts allowed as a share of requests, over 10 s.", low=0.0, high=1.0
+        0.2,
+        "Further attempts allowed as a share of requests, over 10 s.",
+        unit="share",
+        low=0.0,
+        high=1.0,
     )
     retry_budget_floor_per_s: float = setting(
         10.0, "Further attempts always allowed, per second.", low=0.0, high=100_000.0
@@ -122,8 +218,12 @@ class RetryConfig:
 class BreakerConfig:
     """When a failing worker is left alone. An answer below 500 is never a failure."""
 
-    cb_failure_threshold: int = setting(10, "Consecutive failures that open the breaker.", low=1, high=10_000)
-    cb_success_threshold: int = setting(3, "Consecutive successes that close it.", low=1, high=10_000)
+    cb_failure_threshold: int = setting(
+        10, "Consecutive failures that open the breaker.", unit="failures", low=1, high=10_000
+    )
+    cb_success_threshold: int = setting(
+        3, "Consecutive successes that close it.", unit="successes", low=1, high=10_000
+    )
     cb_timeout_duration_secs: float = setting(
         60.0, "Pause before an open breaker lets a trial through.", low=0.01, high=86_400.0
     )
@@ -134,12 +234,22 @@ class BreakerConfig:
 class HealthConfig:
     """Probing of workers that send no heartbeats."""
 
-    health_check_interval_secs: float = setting(5.0, "Pause between probes.", low=0.05, high=3_600.0)
-    health_check_timeout_secs: float = setting(5.0, "A probe must be answered within this.", low=0.05, high=600.0)
-    health_failure_threshold: int = setting(3, "Failed probes in a row that take a worker out.", low=1, high=1_000)
-    health_success_threshold: int = setting(2, "Good probes in a row that bring it back.", low=1, high=1_000)
+    health_check_interval_secs: float = setting(
+        5.0, "Pause between probes.", low=0.05, high=3_600.0
+    )
+    health_check_timeout_secs: float = setting(
+        5.0, "A probe must be answered within this.", low=0.05, high=600.0
+    )
+    health_failure_threshold: int = setting(
+        3, "Failed probes in a row that take a worker out.", unit="probes", low=1, high=1_000
+    )
+    health_success_threshold: int = setting(
+        2, "Good probes in a row that bring it back.", unit="probes", low=1, high=1_000
+    )
     health_check_endpoint: str = setting("/health", "Path that is probed.")
-    load_interval_secs: float = setting(1.0, "Pause between readings of a worker's load.", low=0.05, high=3_600.0)
+    load_interval_secs: float = setting(
+        1.0, "Pause between readings of a worker's load.", low=0.05, high=3_600.0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,27 +257,67 @@ class RoutingConfig:
     """How a worker is chosen."""
 
     policy: str = setting(
-        "cache_aware", "Routing policy.",
-        choices=("cache_aware", "round_robin", "least_queue", "power_of_two", "consistent_hash", "random"),
-        aliases=("roundrobin=round_robin", "consistent_hashing=consistent_hash",
-                 "kv_aware=cache_aware", "kvaware=cache_aware", "prefixaware=cache_aware"),
+        "cache_aware",
+        "Routing policy.",
+        choices=(
+            "cache_aware",
+            "round_robin",
+            "least_queue",
+            "power_of_two",
+            "consistent_hash",
+            "random",
+        ),
+        aliases=(
+            "roundrobin=round_robin",
+            "consistent_hashing=consistent_hash",
+            "kv_aware=cache_aware",
+            "kvaware=cache_aware",
+            "prefixaware=cache_aware",
+        ),
     )
-    profile: str = setting("llama-3.1-8b-h100", "Latency profile that prices start from, before calibration.")
+    profile: str = setting(
+        "llama-3.1-8b-h100", "Latency profile that prices start from, before calibration."
+    )
     churn_weight: float = setting(
-        1.0, "Extra price of a cold prefill where much was inserted lately (1 to 2).", low=0.0, high=8.0
+        1.0,
+        "Extra price of a cold prefill where much was inserted lately (1 to 2).",
+        unit="factor",
+        low=0.0,
+        high=8.0,
     )
-    predicted_ttl_ms: int = setting(5_000, "How long a decision counts as residency before events confirm it.", low=0, high=600_000)
+    predicted_ttl_ms: int = setting(
+        5_000,
+        "How long a decision counts as residency before events confirm it.",
+        low=0,
+        high=600_000,
+    )
     approximate_ttl_ms: int = setting(
         120_000, "The same for workers without cache events.", low=0, high=86_400_000
     )
-    virtual_nodes: int = setting(128, "Points of each worker on the hash ring.", low=1, high=4_096)
-    memory_watermark: float = setting(0.98, "A worker with fuller KV memory gets no new prefixes.", low=0.0, high=1.0)
-    load_watermark: float = setting(0.85, "A worker with higher load gets no new prefixes.", low=0.0, high=1.0)
+    virtual_nodes: int = setting(
+        128, "Points of each worker on the hash ring.", unit="points", low=1, high=4_096
+    )
+    memory_watermark: float = setting(
+        0.98,
+        "A worker with fuller KV memory gets no new prefixes.",
+        unit="share",
+        low=0.0,
+        high=1.0,
+    )
+    load_watermark: float = setting(
+        0.85, "A worker with higher load gets no new prefixes.", unit="share", low=0.0, high=1.0
+    )
     time_scale: float = setting(
-        1.0, "Factor on all times of the profile, for simulated workers that run slowed down.", low=0.001, high=1_000.0
+        1.0,
+        "Factor on all times of the profile, for simulated workers that run slowed down.",
+        unit="factor",
+        low=0.001,
+        high=1_000.0,
     )
     seed: int = setting(0, "Seed of tie-breaks and of the random policies.", low=0, high=2**63 - 1)
-    decisions_kept: int = setting(1_000, "Decisions kept for /decisions.", low=0, high=1_000_000)
+    decisions_kept: int = setting(
+        1_000, "Decisions kept for /decisions.", unit="decisions", low=0, high=1_000_000
+    )
     decision_header: bool = setting(
         False, "Send x-trunkline-decision to clients (it names workers; for operators)."
     )
@@ -177,12 +327,24 @@ class RoutingConfig:
 class DirectoryConfig:
     """Bounds of the cache directory and of the feeds that fill it."""
 
-    max_blocks: int = setting(8_000_000, "Most distinct blocks known.", low=1, high=1 << 31)
-    max_buffered_batches: int = setting(65_536, "Live batches held back during a replay.", low=16, high=1 << 24)
-    max_parked_runs: int = setting(1_024, "Runs of blocks whose parent is not known yet.", low=0, high=1 << 20)
-    parked_ttl_ms: int = setting(5_000, "How long such a run waits for its parent.", low=0, high=600_000)
-    replay_timeout_ms: int = setting(5_000, "A replay must finish within this.", low=10, high=600_000)
-    heartbeat_ttl_ms: int = setting(3_000, "A heartbeat is believed this long.", low=10, high=600_000)
+    max_blocks: int = setting(
+        8_000_000, "Most distinct blocks known.", unit="blocks", low=1, high=1 << 31
+    )
+    max_buffered_batches: int = setting(
+        65_536, "Live batches held back during a replay.", unit="batches", low=16, high=1 << 24
+    )
+    max_parked_runs: int = setting(
+        1_024, "Runs of blocks whose parent is not known yet.", unit="runs", low=0, high=1 << 20
+    )
+    parked_ttl_ms: int = setting(
+        5_000, "How long such a run waits for its parent.", low=0, high=600_000
+    )
+    replay_timeout_ms: int = setting(
+        5_000, "A replay must finish within this.", low=10, high=600_000
+    )
+    heartbeat_ttl_ms: int = setting(
+        3_000, "A heartbeat is believed this long.", low=10, high=600_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,15 +352,23 @@ class ModelConfig:
     """The model that the fleet serves."""
 
     model_path: str = setting(
-        "", "Folder with tokenizer.json and tokenizer_config.json; empty takes the simulated model's."
+        "",
+        "Folder with tokenizer.json and tokenizer_config.json; empty takes the simulated model's.",
     )
     tokenizer_path: str = setting("", "tokenizer.json, where it lies apart from the model folder.")
-    chat_template: str = setting("", "Chat template file; empty takes the one of the tokenizer's config.")
+    chat_template: str = setting(
+        "", "Chat template file; empty takes the one of the tokenizer's config."
+    )
     served_model_name: str = setting("", "Model name in the API; empty asks the workers.")
-    max_model_len: int = setting(131_072, "Longest prompt plus answer, tokens.", low=16, high=1 << 24)
-    block_size: int = setting(16, "Tokens a block where a worker does not say.", low=1, high=65_536)
+    max_model_len: int = setting(
+        131_072, "Longest prompt plus answer.", unit="tokens", low=16, high=1 << 24
+    )
+    block_size: int = setting(
+        16, "Block size where a worker does not say.", unit="tokens", low=1, high=65_536
+    )
     root_key_file: str = setting(
-        "", "File with the 32-byte root secret of all namespaces, hex; empty makes one for this process."
+        "",
+        "File with the 32-byte root secret of all namespaces, hex; empty makes one at start.",
     )
 
 
@@ -206,7 +376,9 @@ class ModelConfig:
 class ObserveConfig:
     """Logs."""
 
-    log_level: str = setting("info", "Least severe event logged.", choices=("debug", "info", "warning", "error"))
+    log_level: str = setting(
+        "info", "Least severe event logged.", choices=("debug", "info", "warning", "error")
+    )
     log_format: str = setting("text", "Shape of log lines.", choices=("text", "json"))
 
 
@@ -215,7 +387,8 @@ class Config:
     """Everything `trunkline serve` can be told."""
 
     worker_urls: tuple[str, ...] = setting(
-        (), "Workers, as URLs; `http://host:port`, with `#events=...` where the event socket is not announced."
+        (),
+        "Workers as `http://host:port`, with `#events=...` where no event socket is announced.",
     )
     listen: ListenConfig = field(default_factory=ListenConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
