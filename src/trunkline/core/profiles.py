@@ -16,7 +16,7 @@ class Scheduling(Enum):
     FIFO = "fifo"
     """One prefill at a time in order of arrival; decoding is never disturbed."""
     BATCHED = "batched"
-    """Steps of at most `max_batch_tokens`: one token for each running request, else prefill chunks."""
+    """Steps of at most `max_batch_tokens`: a token for each running request, else prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Profile:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not 0 <= value < float("inf"):
-                raise ValueError(f"profile {self.name}: {field.name} is {value}, below 0 or endless")
+                raise ValueError(f"profile {self.name}: {field.name} is {value}, must be 0 or more")
         if not self.kv_bytes_per_token or not self.max_batch_tokens:
             raise ValueError(f"profile {self.name}: a size or a batch of 0 tokens cannot be")
 

@@ -51,7 +51,7 @@ def absorb(state: bytes, kv: bytes) -> bytes:
 
 
 def extend(state: bytes, tokens: array[int]) -> tuple[bytes, bytes]:
-    """Prefill whole cells: `(kv, state after them)`. Tokens after the last whole cell are left out."""
+    """Prefill whole cells: `(kv, state after them)`. Tokens after the last one are left out."""
     packed = little_endian(tokens)
     parts: list[bytes] = []
     for start in range(0, len(packed) - _CELL_ID_BYTES + 1, _CELL_ID_BYTES):

@@ -1,0 +1,275 @@
+"""A model's Jinja chat template as a `ChatTemplate`, rendered as the engines render it.
+
+Rendering parity is what makes gateway keys equal engine keys: same block trimming, same `tojson`,
+same names in scope, same cut for a continued message. Templates run in Jinja's sandbox with a cap
+on what they print; they come from the operator, and a client can never set one.
+
+Must never: print prompt text in an error. Read `tokenizer.py` next.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import msgspec
+
+from trunkline.core.records import WallTime
+from trunkline.errors import ConfigError
+from trunkline.ports.template import ChatTemplate
+
+OUTPUT_MAX_CHARACTERS = 64 << 20  # eight times the largest request body by default
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_RESERVED_OPTIONS = frozenset(
+    {"messages", "tools", "documents", "raise_exception", "strftime_now", *_SPECIAL_NAMES}
+)
+
+
+class TemplateRefusal(ValueError):
+    """The template itself objects, by `raise_exception`; its message is the operator's text."""
+
+
+def load_template(
+    folder: Path,
+    template_file: Path | None = None,
+    wall: Callable[[], WallTime] | None = None,
+) -> ChatTemplate:
+    """Read a model folder: `tokenizer_config.json`, and `chat_template.jinja` or the config's own.
+
+    `template_file` takes the template's place. `wall` is the clock behind `strftime_now`; without
+    one the name is not defined, and templates that ask for the date fall back to the one written
+    in them. Raises ConfigError that names the file.
+    """
+    config_path = folder / "tokenizer_config.json"
+    try:
+        config = msgspec.json.decode(config_path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ConfigError(f"{config_path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{config_path} is not a JSON object: {error}") from error
+    path = template_file or folder / "chat_template.jinja"
+    if template_file is not None or path.exists():
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"chat template {path} cannot be read: {error}") from error
+    else:
+        path = config_path
+        text = _default_template(config.get("chat_template"))
+        if not text:
+            raise ConfigError(f"{folder} has neither chat_template.jinja nor a chat_template entry")
+    try:
+        return JinjaTemplate(text, special_tokens(config), wall=wall)
+    except ValueError as error:
+        raise ConfigError(f"chat template {path}: {error}") from error
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like of a tokenizer's config, which gives them as text or as an
+    object."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, Mapping):
+            value = cast("Mapping[str, Any]", value).get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+class JinjaTemplate:
+    """One compiled template. Raises ValueError when the text does not compile."""
+
+    def __init__(
+        self,
+        text: str,
+        special_tokens: Mapping[str, str],
+        *,
+        wall: Callable[[], WallTime] | None = None,
+        output_max_characters: int = OUTPUT_MAX_CHARACTERS,
+    ) -> None:
+        environment = _environment(wall)
+        try:
+            tree = environment.parse(text)
+            self._template = environment.from_string(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno}: {error.message}") from error
+        self._special_tokens = dict(special_tokens)
+        self._takes_parts = _reads_content_parts(tree)
+        self._output_max_characters = output_max_characters
+        described = json.dumps([text, sorted(self._special_tokens.items())])
+        self.digest = hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> str:
+        given = dict(options)
+        reserved = _RESERVED_OPTIONS.intersection(given)
+        if reserved:
+            raise ValueError(f"template option {min(reserved)} cannot be set")
+        is_continuing = bool(given.pop("continue_final_message", False))
+        is_opening = bool(given.pop("add_generation_prompt", not is_continuing))
+        if is_continuing and (is_opening or not messages):
+            problem = "excludes add_generation_prompt" if is_opening else "needs a message"
+            raise ValueError(f"continue_final_message {problem}")
+        shown = messages if self._takes_parts else [_with_text_content(one) for one in messages]
+        variables = {
+            **self._special_tokens,
+            **given,
+            "messages": shown,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": is_opening,
+        }
+        rendered = self._bounded_output(variables)
+        return _cut_after(rendered, shown[-1]) if is_continuing else rendered
+
+    def _bounded_output(self, variables: dict[str, Any]) -> str:
+        parts: list[str] = []
+        characters = 0
+        try:
+            for part in self._template.generate(variables):
+                characters += len(part)
+                if characters > self._output_max_characters:
+                    break
+                parts.append(part)
+        except TemplateRefusal:
+            raise
+        except jinja2.TemplateError as error:
+            raise ValueError(f"chat template failed: {error.message}") from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            # What Python raises inside an expression may quote a message, so only its kind is told.
+            raise ValueError(f"chat template failed: {type(error).__name__}") from error
+        except RecursionError as error:
+            raise ValueError("chat template failed: nested too deeply") from error
+        if characters > self._output_max_characters:
+            limit = self._output_max_characters
+            raise ValueError(f"chat template printed more than {limit} characters")
+        return "".join(parts)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the assistant said; it prints its
+    body."""
+
+    tags = {"generation"}  # noqa: RUF012  the base class declares a plain set
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment(
+    wall: Callable[[], WallTime] | None,
+) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    names: dict[str, Callable[..., Any]] = {"raise_exception": _refuse}
+    if wall is not None:
+        names["strftime_now"] = _Today(wall)
+    # Jinja leaves the values of both tables untyped.
+    environment.globals.update(names)  # pyright: ignore[reportUnknownMemberType]
+    environment.filters["tojson"] = _to_json  # pyright: ignore[reportUnknownMemberType]
+    return environment
+
+
+class _Today:
+    """`strftime_now(pattern)`, in local time as the engines have it."""
+
+    def __init__(self, wall: Callable[[], WallTime]) -> None:
+        self._wall = wall
+
+    def __call__(self, pattern: str) -> str:
+        return datetime.datetime.fromtimestamp(self._wall()).strftime(pattern)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateRefusal(f"chat template refused: {message}")
+
+
+def _to_json(
+    value: Any,  # whatever JSON the client sent
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML and sorts keys, which no engine's rendering does."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _default_template(entry: Any) -> str:  # text, or a list of {"name", "template"} objects
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, list):
+        for one in cast("list[Any]", entry):
+            if isinstance(one, Mapping) and cast("Mapping[str, Any]", one).get("name") == "default":
+                return str(cast("Mapping[str, Any]", one).get("template", ""))
+    return ""
+
+
+def _reads_content_parts(tree: jinja2.nodes.Template) -> bool:
+    """Does the template go through a message's content by itself? If not, it is given one text."""
+    return any(_names_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
+
+
+def _names_content(node: jinja2.nodes.Node) -> bool:
+    if isinstance(node, jinja2.nodes.Filter):
+        return node.node is not None and _names_content(node.node)
+    if isinstance(node, jinja2.nodes.Name):
+        return node.name == "content"
+    if isinstance(node, jinja2.nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, jinja2.nodes.Getitem):
+        return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
+    return False
+
+
+def _with_text_content(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(_texts(cast("list[Any]", content)))}
+
+
+def _texts(parts: list[Any]) -> Iterator[str]:
+    for part in parts:
+        text = part if isinstance(part, str) else None
+        if isinstance(part, Mapping):
+            text = cast("Mapping[str, Any]", part).get("text")
+        if not isinstance(text, str):
+            raise ValueError("chat template takes text parts only")
+        yield text
+
+
+def _cut_after(rendered: str, message: Mapping[str, Any]) -> str:
+    """End the prompt inside the last message, so that the engine goes on writing it."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = list(_texts(cast("list[Any]", content)))
+        content = texts[-1] if texts else None
+    if not isinstance(content, str):
+        raise ValueError("continue_final_message needs text in the last message")
+    start = rendered.rfind(content.strip())
+    if start < 0:
+        raise ValueError("continue_final_message: the template changes the last message's text")
+    # A template that strips messages has also stripped the white space that the content ends with.
+    kept = content if rendered.startswith(content, start) else content.strip()
+    return rendered[: start + len(kept)]
