@@ -135,8 +135,9 @@ _FIELD_IDS: dict[str, int] = {
 class Namespace:
     """One reuse domain, with the secrets derived for it.
 
-    `key` (32 bytes) keys the block chain and is a secret; `root` (32 bytes) is the chain value before
-    the first block; `tag` (16 bytes) may be logged; `salt` (43 URL-safe characters) goes to the engine.
+    `key` (32 bytes) keys the block chain and is a secret; `root` (32 bytes) is the chain value
+    before the first block; `tag` (16 bytes) may be logged; `salt` (43 URL-safe characters) goes to
+    the engine.
     """
 
     scope: Scope
@@ -153,8 +154,9 @@ def derive_namespace(
 ) -> Namespace:
     """Derive the namespace of a scope and a model under a root secret of 32 to 64 bytes.
 
-    The description is tagged and length-prefixed with no optional elision, so that ("org_1", "2345")
-    never meets ("org_12345", ""). Raises ValueError for a short root key or an out-of-range epoch.
+    The description is tagged and length-prefixed with no optional elision, so that ("org_1",
+    "2345") never meets ("org_12345", ""). Raises ValueError for a short root key or an out-of-range
+    epoch.
     """
     if not 32 <= len(root_key) <= 64:
         raise ValueError(f"root key has {len(root_key)} bytes, needed are 32 to 64")

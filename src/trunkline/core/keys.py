@@ -1,8 +1,8 @@
 """Token ids -> chained 32-byte block keys, under a namespace.
 
-`key_i = BLAKE2b-256(key=ns_key, person="blk", key_{i-1} || u32 n || n x u32 token || u32 len || extra)`
-with `key_{-1} = namespace.root`. Keyed *and* 256 bits wide: neither chance nor an attacker makes two
-prefixes meet, and nobody without the namespace's secret can name a block (docs/adr/0001).
+`key_i = BLAKE2b-256(key=ns_key, person="blk", key_{i-1} || u32 n || n x u32 token || u32 len ||
+extra)` with `key_{-1} = namespace.root`. Keyed *and* 256 bits wide: neither chance nor an attacker
+makes two prefixes meet, and nobody without the namespace's secret can name a block (docs/adr/0001).
 
 Cost: one hash compression a 16-token block natively, about 0.2 us; linear in tokens.
 Must never: make a key without a namespace. Read `directory.py` next.
@@ -53,7 +53,9 @@ class KeyChain:
 
 
 def as_tokens(token_ids: Iterable[int]) -> array[int]:
-    """Pack token ids as u32. Raises ValueError for an id outside 0..2**32-1, TypeError for a non-integer."""
+    """Pack token ids as u32. Raises ValueError for an id outside 0..2**32-1, TypeError for a
+    non-integer.
+    """
     try:
         return array("I", token_ids)
     except OverflowError as error:
@@ -63,9 +65,8 @@ def as_tokens(token_ids: Iterable[int]) -> array[int]:
 def chain(namespace: Namespace, tokens: array[int], extra: bytes = b"") -> KeyChain:
     """Key the full blocks of `tokens` (u32); a partial last block has no key.
 
-    `extra` is hashed into every block (for example the digest of a media item); most prompts have none.
+    `extra` is hashed into every block (for example the digest of a media item); most prompts have
+    none.
     """
-    packed = chain_keys(
-        namespace.key, namespace.root, tokens, namespace.model.block_tokens, extra
-    )
+    packed = chain_keys(namespace.key, namespace.root, tokens, namespace.model.block_tokens, extra)
     return KeyChain(namespace=namespace, packed=packed)

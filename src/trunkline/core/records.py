@@ -12,10 +12,14 @@ WorkerId = NewType("WorkerId", str)
 """Name of one worker. A worker with data-parallel ranks is one `WorkerId` per rank: `name@rank`."""
 
 Incarnation = NewType("Incarnation", int)
-"""Counts the lives of one worker id. What an earlier life announced is never believed in a later one."""
+"""Counts the lives of one worker id. What an earlier life announced is never believed in a later
+one.
+"""
 
 Slot = NewType("Slot", int)
-"""Dense index of a live worker incarnation in the directory, 0 <= slot < 65,535; reused after removal."""
+"""Dense index of a live worker incarnation in the directory, 0 <= slot < 65,535; reused after
+removal.
+"""
 
 BlockKey = NewType("BlockKey", bytes)
 """32 bytes. Only `keys.py` makes one, always under a namespace."""

@@ -1,0 +1,143 @@
+"""The record of one routing choice: every candidate, every term in milliseconds, the outcome, the
+reason.
+
+Logs, the admin port, the replay report and the response header all print this same record.
+Candidates are kept as columns, since a decision among 1,000 workers is made often and read seldom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from trunkline.core.records import Instant, WorkerId
+
+
+class Reason(Enum):
+    """Which rule chose."""
+
+    CACHE_HIT = "cache-hit"
+    CACHE_PASSED = "cache-passed"
+    """Somebody held more of the prefix, but waiting there cost more than computing again."""
+    COLD_HOME = "cold-home"
+    COLD_CHEAPEST = "cold-cheapest"
+    LOAD_ONLY = "load-only"
+    """Nothing is known of the prompt."""
+    POLICY = "policy"
+    """A baseline policy chose without looking at costs."""
+
+
+class Exclusion(Enum):
+    """Why a worker was no candidate."""
+
+    TRIED = "tried"
+    UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+    BREAKER = "breaker-open"
+    WATERMARK = "watermark"
+    LEASE = "lease-expired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """`net_gain = saved prefill - queue - transfer - imbalance` against the best cache-blind
+    choice, ms.
+    """
+
+    saved_prefill_ms: float
+    queue_ms: float
+    transfer_ms: float
+    imbalance_ms: float
+
+    @property
+    def net_ms(self) -> float:
+        return self.saved_prefill_ms - self.queue_ms - self.transfer_ms - self.imbalance_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Columns over the workers that passed the hard filters, in slot order. Units: tokens and ms.
+    """
+
+    workers: list[WorkerId]
+    matched_tokens: list[int]
+    queue_ms: list[float]
+    miss_ms: list[float]
+    imbalance_ms: list[float]
+    decode_pressure_ms: list[float]
+    cost_ms: list[float]
+    excluded: dict[WorkerId, Exclusion] = field(default_factory=dict[WorkerId, Exclusion])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a candidate, for people."""
+        return [
+            {
+                "worker": worker,
+                "matched_tokens": self.matched_tokens[i],
+                "queue_ms": round(self.queue_ms[i], 3),
+                "miss_ms": round(self.miss_ms[i], 3),
+                "transfer_ms": 0.0,
+                "imbalance_ms": round(self.imbalance_ms[i], 3),
+                "decode_pressure_ms": round(self.decode_pressure_ms[i], 3),
+                "cost_ms": round(self.cost_ms[i], 3),
+            }
+            for i, worker in enumerate(self.workers)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One choice. `choice` indexes the columns of `candidates`."""
+
+    request_id: str
+    policy: str
+    made_at: Instant
+    prompt_tokens: int
+    choice: int
+    reason: Reason
+    gain: Gain
+    candidates: Candidates
+
+    @property
+    def worker(self) -> WorkerId:
+        return self.candidates.workers[self.choice]
+
+    @property
+    def matched_tokens(self) -> int:
+        return self.candidates.matched_tokens[self.choice]
+
+    @property
+    def miss_ms(self) -> float:
+        return self.candidates.miss_ms[self.choice]
+
+    def compact(self) -> str:
+        """One line for a response header."""
+        return (
+            f"worker={self.worker}; reason={self.reason.value}; matched={self.matched_tokens}"
+            f"/{self.prompt_tokens}; queue_ms={self.candidates.queue_ms[self.choice]:.1f}; "
+            f"miss_ms={self.miss_ms:.1f}; gain_ms={self.gain.net_ms:.1f}; policy={self.policy}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole record, ready for JSON."""
+        return {
+            "request_id": self.request_id,
+            "policy": self.policy,
+            "worker": self.worker,
+            "reason": self.reason.value,
+            "plan": "local" if self.matched_tokens else "recompute",
+            "prompt_tokens": self.prompt_tokens,
+            "matched_tokens": self.matched_tokens,
+            "net_gain_ms": round(self.gain.net_ms, 3),
+            "gain": {
+                "saved_prefill_ms": round(self.gain.saved_prefill_ms, 3),
+                "queue_ms": round(self.gain.queue_ms, 3),
+                "transfer_ms": round(self.gain.transfer_ms, 3),
+                "imbalance_ms": round(self.gain.imbalance_ms, 3),
+            },
+            "candidates": self.candidates.rows(),
+            "excluded": {
+                worker: reason.value for worker, reason in self.candidates.excluded.items()
+            },
+        }

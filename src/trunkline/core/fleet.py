@@ -1,0 +1,149 @@
+"""The workers a gateway can choose from, and the hard filters in front of every choice.
+
+A worker with data-parallel ranks is one entry a rank. The list of usable workers is kept and
+rebuilt only when something changed, so that a decision does not pay for questions whose answer is
+the same as before. Must never: let an expired lease, an open breaker or a draining worker through.
+Read `routing.py` next.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from trunkline.core.decision import Exclusion
+from trunkline.core.load import ChurnClock, PrefillQueue
+from trunkline.core.placement import HashRing
+from trunkline.core.records import BootInstant, Instant, Slot, WorkerId
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerState:
+    """What routing knows of one worker. Change it through `Fleet.update`."""
+
+    worker: WorkerId
+    slot: Slot
+    block_tokens: int
+    queue: PrefillQueue = field(default_factory=PrefillQueue)
+    is_healthy: bool = True
+    is_draining: bool = False
+    is_breaker_open: bool = False
+    is_full: bool = False
+    """Above the memory or load watermark: keeps its prefixes, gets no new ones."""
+    lease_ends_at: BootInstant = BootInstant(math.inf)
+    """Infinite for workers without heartbeats; their health is probed."""
+
+
+class Fleet:
+    """All workers of one model. Owns the hash ring and the common clock of churn."""
+
+    def __init__(self, *, virtual_nodes: int, now: Instant) -> None:
+        self.ring = HashRing(virtual_nodes)
+        self.churn = ChurnClock(now)
+        self._states: dict[WorkerId, WorkerState] = {}
+        self._usable: list[WorkerState] | None = None
+        self._excluded: dict[WorkerId, Exclusion] = {}
+        self._recheck_at = BootInstant(math.inf)
+        self._block_sizes: list[int] = []
+
+    def add(self, state: WorkerState) -> None:
+        """Raises ValueError for a worker that is here already."""
+        if state.worker in self._states:
+            raise ValueError(f"{state.worker} is in the fleet already")
+        self._states[state.worker] = state
+        self.ring.add(state.worker)
+        self.churn.watch(state.queue)
+        self._forget_answers()
+
+    def remove(self, worker: WorkerId) -> None:
+        """Forget a worker; nothing happens when it is unknown."""
+        state = self._states.pop(worker, None)
+        if state is not None:
+            self.ring.remove(worker)
+            self.churn.unwatch(state.queue)
+            self._forget_answers()
+
+    def get(self, worker: WorkerId) -> WorkerState | None:
+        return self._states.get(worker)
+
+    def states(self) -> list[WorkerState]:
+        """All workers, in the order they were added."""
+        return list(self._states.values())
+
+    def block_sizes(self) -> list[int]:
+        """The distinct block sizes of the workers, in the order they came; nearly always one."""
+        if not self._block_sizes:
+            self._block_sizes = list(dict.fromkeys(s.block_tokens for s in self._states.values()))
+        return self._block_sizes
+
+    def update(
+        self,
+        worker: WorkerId,
+        *,
+        is_healthy: bool | None = None,
+        is_draining: bool | None = None,
+        is_breaker_open: bool | None = None,
+        is_full: bool | None = None,
+    ) -> None:
+        """Change what the filters ask about; None leaves a field as it is."""
+        state = self._states.get(worker)
+        if state is None:
+            return
+        if is_healthy is not None:
+            state.is_healthy = is_healthy
+        if is_draining is not None:
+            state.is_draining = is_draining
+        if is_breaker_open is not None:
+            state.is_breaker_open = is_breaker_open
+        if is_full is not None:
+            state.is_full = is_full
+        self._usable = None
+
+    def renew_lease(self, worker: WorkerId, ends_at: BootInstant) -> None:
+        """A heartbeat came: the worker may be routed to until then."""
+        state = self._states.get(worker)
+        if state is not None:
+            state.lease_ends_at = ends_at
+            self._usable = None
+
+    def usable(
+        self, boot: BootInstant, tried: frozenset[WorkerId] = frozenset()
+    ) -> tuple[list[WorkerState], dict[WorkerId, Exclusion]]:
+        """Workers that may be chosen now, and why each other one may not. Do not change the
+        answers.
+        """
+        if self._usable is None or boot >= self._recheck_at:
+            self._rebuild(boot)
+        assert self._usable is not None
+        if not tried:
+            return self._usable, self._excluded
+        left = [state for state in self._usable if state.worker not in tried]
+        again = {s.worker: Exclusion.TRIED for s in self._usable if s.worker in tried}
+        return left, {**self._excluded, **again}
+
+    def _forget_answers(self) -> None:
+        self._usable = None
+        self._block_sizes = []
+
+    def _rebuild(self, boot: BootInstant) -> None:
+        self._usable, self._excluded = [], {}
+        self._recheck_at = BootInstant(math.inf)
+        for state in self._states.values():
+            reason = _exclusion(state, boot)
+            if reason is not None:
+                self._excluded[state.worker] = reason
+                continue
+            self._usable.append(state)
+            self._recheck_at = min(self._recheck_at, state.lease_ends_at)
+
+
+def _exclusion(state: WorkerState, boot: BootInstant) -> Exclusion | None:
+    if not state.is_healthy:
+        return Exclusion.UNHEALTHY
+    if state.is_draining:
+        return Exclusion.DRAINING
+    if state.is_breaker_open:
+        return Exclusion.BREAKER
+    if boot >= state.lease_ends_at:
+        return Exclusion.LEASE
+    return None

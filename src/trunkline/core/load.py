@@ -1,0 +1,128 @@
+"""What is in front of a request at each worker: the gateway's own in-flight book.
+
+`queue_ms` is the predicted prefill time of everything sent to a worker that has not given its first
+token, less what the one in service has had already. Counts of requests say little (prompt lengths
+span three decades), milliseconds of missed prefill say nearly all (reference: routing findings 2
+and 6).
+
+Every request enters once and leaves once, whatever happens to it; a second leave is ignored.
+Must never: read a clock. Read `cost.py` next.
+"""
+
+from __future__ import annotations
+
+from trunkline.core.records import Instant
+
+CHURN_HALF_LIFE_MS = 60_000.0
+"""Half-life of the memory of recently placed cold prefill (measured on four traces)."""
+
+_RESCALE_AT = 2.0**64
+
+
+class PrefillQueue:
+    """Work sent to one worker and not yet begun to answer, oldest first; and its open streams."""
+
+    __slots__ = (
+        "_head_since",
+        "_pending",
+        "_streams",
+        "_total_ms",
+        "churn",
+        "foreign_ms",
+        "scale",
+    )
+
+    def __init__(self) -> None:
+        self._pending: dict[int, float] = {}
+        self._streams: set[int] = set()
+        self._total_ms = 0.0
+        self._head_since = Instant(0.0)
+        self.churn = 0.0
+        """Missed tokens placed here lately, in the scale of the book's `ChurnClock`."""
+        self.scale = 1.0
+        """Measured over predicted prefill time of this worker (calibration)."""
+        self.foreign_ms = 0.0
+        """Queue that the worker reports beyond what this book explains: other gateways' work."""
+
+    def start(self, ticket: int, prefill_ms: float, now: Instant) -> None:
+        """A request was sent. Raises ValueError for a ticket that is already in the book."""
+        if ticket in self._pending or ticket in self._streams:
+            raise ValueError(f"ticket {ticket} is in the load book already")
+        if not self._pending:
+            self._head_since = now
+        self._pending[ticket] = prefill_ms
+        self._total_ms += prefill_ms
+
+    def first_token(self, ticket: int, now: Instant) -> None:
+        """Its prefill is over; it decodes now."""
+        if self._leave_queue(ticket, now):
+            self._streams.add(ticket)
+
+    def end(self, ticket: int, now: Instant) -> bool:
+        """It left, in whatever state it was; False when it had left before."""
+        if ticket in self._streams:
+            self._streams.discard(ticket)
+            return True
+        return self._leave_queue(ticket, now)
+
+    def queue_ms(self, now: Instant) -> float:
+        """Predicted prefill time in front of a request that would be sent now."""
+        pending = self._pending
+        if not pending:
+            return self.foreign_ms
+        head_ms = next(iter(pending.values()))
+        served_ms = now - self._head_since
+        return self._total_ms - (served_ms if served_ms < head_ms else head_ms) + self.foreign_ms
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    @property
+    def stream_count(self) -> int:
+        return len(self._streams)
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._pending) + len(self._streams)
+
+    def _leave_queue(self, ticket: int, now: Instant) -> bool:
+        prefill_ms = self._pending.pop(ticket, None)
+        if prefill_ms is None:
+            return False
+        # Sums of floats drift; an empty queue is exactly empty.
+        self._total_ms = self._total_ms - prefill_ms if self._pending else 0.0
+        self._head_since = now
+        return True
+
+
+class ChurnClock:
+    """The common scale of all workers' churn.
+
+    Decaying 1,000 numbers at each decision is work; growing the weight of what is added is none. A
+    token placed at time t adds `2 ** (t / half_life)`, so ratios between workers are those of true
+    decay.
+    """
+
+    __slots__ = ("_origin", "_queues")
+
+    def __init__(self, now: Instant) -> None:
+        self._origin = now
+        self._queues: list[PrefillQueue] = []
+
+    def watch(self, queue: PrefillQueue) -> None:
+        """Let a worker's churn take part in rescaling."""
+        self._queues.append(queue)
+
+    def unwatch(self, queue: PrefillQueue) -> None:
+        self._queues.remove(queue)
+
+    def add(self, queue: PrefillQueue, missed_tokens: int, now: Instant) -> None:
+        """Cold prefill of so many tokens was placed on a worker."""
+        weight = 2.0 ** ((now - self._origin) / CHURN_HALF_LIFE_MS)
+        if weight > _RESCALE_AT:
+            for watched in self._queues:
+                watched.churn /= weight
+            self._origin = now
+            weight = 1.0
+        queue.churn += missed_tokens * weight

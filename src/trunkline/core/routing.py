@@ -1,0 +1,135 @@
+"""One routing choice: hard filters, prices, a policy, and the record of why.
+
+The router does not know the directory: it is given, for each slot, how many leading tokens of the
+prompt are there. It does not know time or sockets either; production, the simulator and replay run
+this code. Read `decision.py` for the record and `policies.py` for the ways to choose.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from trunkline.core.cost import CostColumns, CostModel
+from trunkline.core.decision import Candidates, Decision, Exclusion, Gain
+from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.policies import POLICIES, Choice, Question
+from trunkline.core.records import BootInstant, Instant, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteRequest:
+    """What routing needs of a request.
+
+    `matched_tokens` is indexed by `Slot`, None where nothing is known of the prompt; `home_key` (32
+    bytes) places a prefix that nobody holds: the chain value at its first checkpoint.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    matched_tokens: list[int] | None
+    home_key: bytes | None = None
+
+
+class Router:
+    """Chooses among the workers of one fleet by a named policy."""
+
+    def __init__(self, *, fleet: Fleet, cost: CostModel, policy: str, rng: random.Random) -> None:
+        """Raises ValueError for a policy that is not in `POLICIES`."""
+        if policy not in POLICIES:
+            raise ValueError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+        self._fleet = fleet
+        self._cost = cost
+        self._policy_name = policy
+        self._policy = POLICIES[policy](fleet.ring, rng)
+
+    def route(
+        self,
+        request: RouteRequest,
+        *,
+        now: Instant,
+        boot: BootInstant,
+        tried: frozenset[WorkerId] = frozenset(),
+    ) -> Decision | None:
+        """Choose a worker; None when no worker is usable. Changes nothing but the policy's own
+        cursor.
+        """
+        states, excluded = self._fleet.usable(boot, tried)
+        by_slot = request.matched_tokens
+        if by_slot is None:
+            matched = [0] * len(states)
+        else:
+            matched = [by_slot[state.slot] for state in states]
+            states, matched, excluded = _without_full(states, matched, excluded)
+        if not states:
+            return None
+        columns = self._cost.columns(states, matched, request.prompt_tokens, now)
+        question = Question(
+            states=states,
+            matched_tokens=matched,
+            columns=columns,
+            home_key=request.home_key,
+            is_prompt_known=by_slot is not None,
+        )
+        choice = self._policy.choose(question)
+        return self._record(request, now, question, choice, excluded)
+
+    def _record(
+        self,
+        request: RouteRequest,
+        now: Instant,
+        question: Question,
+        choice: Choice,
+        excluded: dict[WorkerId, Exclusion],
+    ) -> Decision:
+        columns = question.columns
+        full_ms = self._cost.prefill_ms(request.prompt_tokens, 0)
+        return Decision(
+            request_id=request.request_id,
+            policy=self._policy_name,
+            made_at=now,
+            prompt_tokens=request.prompt_tokens,
+            choice=choice.index,
+            reason=choice.reason,
+            gain=_gain(question.states, columns, choice.index, full_ms),
+            candidates=Candidates(
+                workers=[state.worker for state in question.states],
+                matched_tokens=question.matched_tokens,
+                queue_ms=columns.queue_ms,
+                miss_ms=columns.miss_ms,
+                imbalance_ms=columns.imbalance_ms,
+                decode_pressure_ms=columns.decode_pressure_ms,
+                cost_ms=columns.cost_ms,
+                excluded=excluded,
+            ),
+        )
+
+
+def _without_full(
+    states: list[WorkerState], matched: list[int], excluded: dict[WorkerId, Exclusion]
+) -> tuple[list[WorkerState], list[int], dict[WorkerId, Exclusion]]:
+    """Workers above a watermark keep what they hold and get nothing new; unless all are above it.
+    """
+    if not any(state.is_full for state in states):
+        return states, matched, excluded
+    kept = [i for i, state in enumerate(states) if not state.is_full or matched[i]]
+    if not kept:
+        return states, matched, excluded
+    dropped = {s.worker: Exclusion.WATERMARK for i, s in enumerate(states) if i not in set(kept)}
+    return [states[i] for i in kept], [matched[i] for i in kept], {**excluded, **dropped}
+
+
+def _gain(states: list[WorkerState], columns: CostColumns, choice: int, full_ms: float) -> Gain:
+    """What the choice wins over the best that cache-blind routing could do: the least queue, all
+    computed.
+    """
+    blind = min(range(len(states)), key=columns.queue_ms.__getitem__)
+    blind_miss_ms = full_ms * states[blind].queue.scale
+    return Gain(
+        saved_prefill_ms=blind_miss_ms - columns.miss_ms[choice],
+        queue_ms=columns.queue_ms[choice] - columns.queue_ms[blind],
+        transfer_ms=0.0,
+        imbalance_ms=columns.imbalance_ms[choice]
+        + columns.decode_pressure_ms[choice]
+        - columns.decode_pressure_ms[blind],
+    )

@@ -1,0 +1,331 @@
+"""Glue of one decision: prompt -> tokens -> keys -> directory -> router, and the books behind it.
+
+Everything that decides lives in `core`; here it is fed and its answers are turned into what the
+exchange sends. One attempt is one ticket in the load book, from `pick` to `ended`, whatever happens
+in between. Must never: take a scope, a salt or a worker from the client. Read `exchange.py` for the
+caller.
+"""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from trunkline.core.cost import calibrate
+from trunkline.core.decision import Decision
+from trunkline.core.directory import Directory
+from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.identity import Namespace
+from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
+from trunkline.core.records import Instant, WorkerId
+from trunkline.core.routing import Router, RouteRequest
+from trunkline.errors import NoWorker
+from trunkline.gateway.contracts import (
+    AttemptEnd,
+    Endpoint,
+    InferenceRequest,
+    Pick,
+)
+from trunkline.gateway.tokenise import PromptTokens
+from trunkline.ports.clock import Clock
+
+LOOKUP_SAMPLES = 4_096
+"""Directory look-up times kept for the percentiles of a report."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Target:
+    """What the picker must know of a worker beside its routing state; kept by the membership."""
+
+    worker: WorkerId
+    endpoint: Endpoint
+    headers: tuple[tuple[str, str], ...] = ()
+    predicted_ttl_ms: float
+    wants_checkpoints: bool = False
+    """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
+    on_attempt: Callable[[AttemptEnd], None] = field(default=lambda end: None)
+    """Told how each attempt ended, for breaker and health."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Accounts:
+    """What was promised and what came true, in tokens; plain counters since start."""
+
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0
+    reused_tokens: int = 0
+    reported_prompts: int = 0
+    """Answers whose usage told how much was reused; the three sums above are over these."""
+    hit_prompts: int = 0
+    over_claims: int = 0
+    """Answers that reused less than predicted, by a whole block or more."""
+    over_claimed_tokens: int = 0
+    queued_ms: float = 0.0
+    """Sum over decisions of the predicted queue at the chosen worker."""
+    decisions: int = 0
+    unread_prompts: int = 0
+    """Requests routed by load alone, since nothing is known of their prompt."""
+    net_gain_ms: float = 0.0
+    selections: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
+    lookup_us: deque[float] = field(default_factory=lambda: deque(maxlen=LOOKUP_SAMPLES))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ticket:
+    """One attempt in flight."""
+
+    number: int
+    state: WorkerState
+    target: Target
+    decision: Decision
+    keys: KeyChain | None
+    sent_at: Instant
+    is_stream: bool
+
+
+class NamespaceSource:
+    """Namespaces of the principals this gateway serves. One tenant until principals are configured.
+    """
+
+    def __init__(self, derive: Callable[[int], Namespace]) -> None:
+        """`derive(block_tokens)` makes the namespace for workers of that block size."""
+        self._derive = derive
+        self._known: dict[int, Namespace] = {}
+
+    def namespace(self, block_tokens: int) -> Namespace:
+        known = self._known.get(block_tokens)
+        if known is None:
+            known = self._known[block_tokens] = self._derive(block_tokens)
+        return known
+
+
+class FleetPicker:
+    """The `Picker` of the data plane, over one fleet and one directory."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        directory: Directory,
+        router: Router,
+        prompts: PromptTokens,
+        namespaces: NamespaceSource,
+        clock: Clock,
+        decisions_kept: int,
+        shows_decisions: bool,
+    ) -> None:
+        self.accounts = Accounts()
+        self.decisions: OrderedDict[str, Decision] = OrderedDict()
+        self._fleet = fleet
+        self._directory = directory
+        self._router = router
+        self._prompts = prompts
+        self._namespaces = namespaces
+        self._clock = clock
+        self._decisions_kept = decisions_kept
+        self._shows_decisions = shows_decisions
+        self._targets: dict[WorkerId, Target] = {}
+        self._last_ticket = 0
+        self._unsignalled: deque[tuple[Instant, _Ticket]] = deque()
+
+    def add_target(self, target: Target) -> None:
+        """Make a worker of the fleet reachable; replaces what was known of it."""
+        self._targets[target.worker] = target
+
+    def remove_target(self, worker: WorkerId) -> None:
+        self._targets.pop(worker, None)
+        self.accounts.selections.pop(worker, None)
+
+    # -- the Picker's three verbs ----------------------------------------------------------------
+
+    def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
+        """Choose a worker. Awaitable only while a long prompt is tokenised. Raises NoWorker,
+        ValueError.
+        """
+        if request.prompt is None:
+            self.accounts.unread_prompts += 1
+            return self._pick(request, None, tried)
+        tokens = self._prompts.tokens(request.prompt)
+        if isinstance(tokens, array):
+            return self._pick(request, tokens, tried)
+        return self._pick_later(request, tokens, tried)
+
+    def first_byte(self, pick: Pick) -> None:
+        ticket: _Ticket = pick.ticket
+        if not ticket.is_stream:
+            return
+        now = self._clock.now()
+        self._prefill_over(ticket, now)
+        predicted_ms = (
+            ticket.decision.candidates.queue_ms[ticket.decision.choice] + ticket.decision.miss_ms
+        )
+        calibrate(ticket.state.queue, predicted_ms=predicted_ms, observed_ms=now - ticket.sent_at)
+
+    def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
+        ticket: _Ticket = pick.ticket
+        was_open = ticket.state.queue.end(ticket.number, self._clock.now())
+        assert was_open, f"attempt {ticket.number} on {pick.worker} ended twice"
+        ticket.target.on_attempt(end)
+        if end is AttemptEnd.COMPLETE and cached_tokens is not None and ticket.keys is not None:
+            self._account(ticket, ticket.keys.block_tokens, cached_tokens)
+        if end is AttemptEnd.WORKER_FAILED and ticket.keys is not None:
+            # It may be dead or may have lost its cache: what it was to hold is no longer expected
+            # there.
+            self._directory.unpredict(pick.worker, ticket.keys)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    async def _pick_later(
+        self,
+        request: InferenceRequest,
+        tokens: Awaitable[array[int]],
+        tried: frozenset[WorkerId],
+    ) -> Pick:
+        return self._pick(request, await tokens, tried)
+
+    def _pick(
+        self, request: InferenceRequest, tokens: array[int] | None, tried: frozenset[WorkerId]
+    ) -> Pick:
+        now = self._clock.now()
+        self._settle_unsignalled(now)
+        if tokens is not None:
+            request.prompt = tokens  # a second attempt does not tokenise again
+        chains = self._chains(tokens)
+        decision = self._router.route(
+            RouteRequest(
+                request_id=request.request_id,
+                prompt_tokens=0 if tokens is None else len(tokens),
+                matched_tokens=None if tokens is None else self._matched(tokens, chains),
+                home_key=_home_key(chains),
+            ),
+            now=now,
+            boot=self._clock.boot(),
+            tried=tried,
+        )
+        if decision is None:
+            raise NoWorker("no worker is usable: all are down, draining or were tried")
+        return self._commit(request, decision, chains, now)
+
+    def _chains(self, tokens: array[int] | None) -> dict[int, KeyChain]:
+        """One chain for each block size in the fleet; nearly always one."""
+        if tokens is None:
+            return {}
+        sizes = self._fleet.block_sizes()
+        return {size: chain(self._namespaces.namespace(size), tokens) for size in sizes}
+
+    def _matched(self, tokens: array[int], chains: dict[int, KeyChain]) -> list[int]:
+        """Leading tokens at each slot. The last token is always computed, so the whole never
+        matches.
+        """
+        started = self._clock.now()
+        merged: list[int] = []
+        for block_tokens, keys in chains.items():
+            limit = (len(tokens) - 1) // block_tokens
+            expected = self._directory.match(keys).expected
+            counts = [(b if b < limit else limit) * block_tokens for b in expected]
+            merged = [max(a, b) for a, b in zip(merged, counts, strict=True)] if merged else counts
+        self.accounts.lookup_us.append((self._clock.now() - started) * 1_000.0)
+        return merged
+
+    def _commit(
+        self,
+        request: InferenceRequest,
+        decision: Decision,
+        chains: dict[int, KeyChain],
+        now: Instant,
+    ) -> Pick:
+        worker = decision.worker
+        state = self._fleet.get(worker)
+        target = self._targets.get(worker)
+        assert state is not None, f"{worker} was chosen but is not in the fleet"
+        assert target is not None, f"{worker} was chosen but has no target"
+        keys = chains.get(state.block_tokens)
+        self._last_ticket += 1
+        ticket = _Ticket(
+            number=self._last_ticket,
+            state=state,
+            target=target,
+            decision=decision,
+            keys=keys,
+            sent_at=now,
+            is_stream=request.is_stream,
+        )
+        state.queue.start(ticket.number, decision.miss_ms, now)
+        self._fleet.churn.add(state.queue, decision.prompt_tokens - decision.matched_tokens, now)
+        if keys is not None and target.predicted_ttl_ms > 0:
+            self._directory.predict(worker, keys, now=now, ttl_ms=target.predicted_ttl_ms)
+        if not request.is_stream:
+            due_ms = decision.candidates.queue_ms[decision.choice] + decision.miss_ms
+            self._unsignalled.append((Instant(now + due_ms), ticket))
+        self._remember(decision)
+        return Pick(
+            worker=worker,
+            endpoint=target.endpoint,
+            body=request.body if keys is None else _salted(request.body, keys, target),
+            headers=target.headers,
+            decision_header=decision.compact() if self._shows_decisions else "",
+            ticket=ticket,
+        )
+
+    def _remember(self, decision: Decision) -> None:
+        accounts = self.accounts
+        accounts.decisions += 1
+        accounts.queued_ms += decision.candidates.queue_ms[decision.choice]
+        accounts.net_gain_ms += decision.gain.net_ms
+        accounts.selections[decision.worker] = accounts.selections.get(decision.worker, 0) + 1
+        if self._decisions_kept:
+            self.decisions.pop(decision.request_id, None)
+            self.decisions[decision.request_id] = decision
+            if len(self.decisions) > self._decisions_kept:
+                self.decisions.popitem(last=False)
+
+    def _prefill_over(self, ticket: _Ticket, now: Instant) -> None:
+        ticket.state.queue.first_token(ticket.number, now)
+
+    def _settle_unsignalled(self, now: Instant) -> None:
+        """An answer that is not streamed shows its first byte only at its end; its prefill counts
+        as over when it was predicted to be.
+        """
+        waiting = self._unsignalled
+        while waiting and waiting[0][0] <= now:
+            self._prefill_over(waiting.popleft()[1], now)
+
+    def _account(self, ticket: _Ticket, block_tokens: int, cached_tokens: int) -> None:
+        accounts = self.accounts
+        predicted = ticket.decision.matched_tokens
+        accounts.reported_prompts += 1
+        accounts.prompt_tokens += ticket.decision.prompt_tokens
+        accounts.predicted_tokens += predicted
+        accounts.reused_tokens += cached_tokens
+        accounts.hit_prompts += cached_tokens > 0
+        if cached_tokens + block_tokens <= predicted:
+            accounts.over_claims += 1
+            accounts.over_claimed_tokens += predicted - cached_tokens
+
+
+def _home_key(chains: dict[int, KeyChain]) -> bytes | None:
+    """The chain value at the first checkpoint, or at the last full block of a shorter prompt."""
+    for block_tokens, keys in chains.items():
+        if len(keys):
+            return keys[min(len(keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens)) - 1]
+    return None
+
+
+def _salted(body: bytes, keys: KeyChain, target: Target) -> bytes:
+    """The body with our salt in front (and the labels that a digest-mode worker reports back).
+
+    `intake.py` has removed whatever the client wrote there, and guarantees a JSON object.
+    """
+    start = body.index(b"{") + 1
+    ours = b'"cache_salt":"' + keys.namespace.salt.encode("ascii") + b'"'
+    if target.wants_checkpoints:
+        labels = ",".join(
+            f'[{tokens},"{base64.b64encode(key).decode("ascii")}"]'
+            for tokens, key in keys.checkpoints()
+        )
+        ours += f',"kv_transfer_params":{{"trunkline":{{"checkpoints":[{labels}]}}}}'.encode()
+    separator = b"" if body[start:].lstrip().startswith(b"}") else b","
+    return body[:start] + ours + separator + body[start:]

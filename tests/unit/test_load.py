@@ -1,0 +1,94 @@
+"""The in-flight book: exact, never negative, and blind to nothing that was sent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trunkline.core.load import CHURN_HALF_LIFE_MS, ChurnClock, PrefillQueue
+from trunkline.core.records import Instant
+
+
+def test_the_queue_is_the_work_sent_less_what_the_head_was_served() -> None:
+    queue = PrefillQueue()
+    queue.start(1, 100.0, Instant(0.0))
+    queue.start(2, 50.0, Instant(10.0))
+    assert queue.queue_ms(Instant(40.0)) == pytest.approx(110.0)
+    queue.first_token(1, Instant(90.0))
+    assert queue.queue_ms(Instant(90.0)) == pytest.approx(50.0)
+    assert queue.queue_ms(Instant(110.0)) == pytest.approx(30.0)
+
+
+def test_a_late_head_does_not_eat_into_the_work_behind_it() -> None:
+    queue = PrefillQueue()
+    queue.start(1, 100.0, Instant(0.0))
+    queue.start(2, 50.0, Instant(0.0))
+    assert queue.queue_ms(Instant(5_000.0)) == pytest.approx(50.0)
+
+
+def test_foreign_work_counts_in_front_of_an_empty_book() -> None:
+    queue = PrefillQueue()
+    queue.foreign_ms = 70.0
+    assert queue.queue_ms(Instant(0.0)) == 70.0
+
+
+def test_a_ticket_cannot_be_in_the_book_twice() -> None:
+    queue = PrefillQueue()
+    queue.start(1, 1.0, Instant(0.0))
+    with pytest.raises(ValueError, match="ticket 1"):
+        queue.start(1, 1.0, Instant(0.0))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["start", "first", "end"]), st.integers(0, 7)), max_size=200)
+)
+def test_c06_counters_equal_the_live_requests_at_each_step(steps: list[tuple[str, int]]) -> None:
+    """C06: any interleaving of start, first byte and end, repeated ends included."""
+    queue = PrefillQueue()
+    waiting: set[int] = set()
+    streaming: set[int] = set()
+    for clock, (verb, ticket) in enumerate(steps):
+        now = Instant(float(clock))
+        if verb == "start" and ticket not in waiting | streaming:
+            queue.start(ticket, 10.0, now)
+            waiting.add(ticket)
+        elif verb == "first":
+            queue.first_token(ticket, now)
+            if ticket in waiting:
+                waiting.discard(ticket)
+                streaming.add(ticket)
+        elif verb == "end":
+            assert queue.end(ticket, now) == (ticket in waiting | streaming)
+            waiting.discard(ticket)
+            streaming.discard(ticket)
+        assert queue.pending_count == len(waiting)
+        assert queue.stream_count == len(streaming)
+        assert queue.in_flight_count == len(waiting) + len(streaming)
+        assert queue.queue_ms(now) >= 0.0
+        if not waiting:
+            assert queue.queue_ms(now) == 0.0
+
+
+def test_churn_halves_in_a_half_life_against_what_is_placed_now() -> None:
+    clock = ChurnClock(Instant(0.0))
+    old, new = PrefillQueue(), PrefillQueue()
+    clock.watch(old)
+    clock.watch(new)
+    clock.add(old, 1_000, Instant(0.0))
+    clock.add(new, 1_000, Instant(CHURN_HALF_LIFE_MS))
+    assert old.churn / new.churn == pytest.approx(0.5)
+
+
+def test_churn_keeps_its_ratios_over_weeks_without_overflow() -> None:
+    clock = ChurnClock(Instant(0.0))
+    first, second = PrefillQueue(), PrefillQueue()
+    clock.watch(first)
+    clock.watch(second)
+    now = 0.0
+    for _ in range(20_000):  # two weeks, a minute at a time
+        now += CHURN_HALF_LIFE_MS
+        clock.add(first, 300, Instant(now))
+        clock.add(second, 100, Instant(now))
+    assert first.churn / second.churn == pytest.approx(3.0)
+    assert first.churn < 1e30
