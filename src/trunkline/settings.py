@@ -1,0 +1,291 @@
+"""Merges defaults < file < environment < flags into `Config`, and says where each came from.
+
+Owns which sources there are and what is refused in them: what names no setting, with the
+nearest name that does. Must never guess, ignore a setting, or print a secret. `leaf.py` knows one
+setting, `reference.py` makes the page of all; read `cli.py` next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from trunkline.config import Config, ListenConfig, is_loopback, worker_url_problem
+from trunkline.errors import ConfigError
+from trunkline.leaf import (
+    PREFIX,
+    Leaf,
+    checked,
+    from_text,
+    from_toml,
+    leaves,
+    leaves_by_name,
+    read_bounded,
+    shown,
+    toml_value,
+)
+
+_MAX_FILE_BYTES = 1 << 20
+
+OTHER_VARIABLES = frozenset({"TRUNKLINE_CONFIG", "TRUNKLINE_PURE"})
+"""Variables with our prefix that are no settings."""
+
+# A Kubernetes service called `trunkline` puts these into every container of its namespace.
+_SERVICE_LINK = re.compile(
+    r"TRUNKLINE_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)\Z"
+)
+
+_NO_THRESHOLDS = "the cost in milliseconds has no thresholds: remove it (see --policy)"
+_NO_TREE = "the directory follows cache events, with leases: remove it (bounds: --max-blocks)"
+FOREIGN: Mapping[str, str] = {
+    "cache_threshold": _NO_THRESHOLDS,
+    "balance_abs_threshold": _NO_THRESHOLDS,
+    "balance_rel_threshold": _NO_THRESHOLDS,
+    "eviction_interval_secs": _NO_TREE,
+    "max_tree_size": _NO_TREE,
+    "request_timeout_secs": "an answer has no total limit: "
+    "use --first-byte-timeout-ms and --stream-idle-timeout-ms",
+    "queue_size": "there is no queue to size: use --max-concurrent-requests",
+    "queue_timeout_secs": "requests are refused at once, not queued: use --max-concurrent-requests",
+    "retry_backoff_multiplier": "the pause doubles, jittered: use --retry-max-backoff-ms",
+    "retry_jitter_factor": "the pause is always jittered: remove it",
+    "routing_logic": "use --policy",
+    "router_mode": "use --policy",
+    "static_backends": "use --worker-urls",
+    "static_models": "use --served-model-name",
+    "router_ttl_secs": "use --approximate-ttl-ms",
+    "router_predicted_ttl_secs": "use --predicted-ttl-ms",
+    "router_temperature": "near ties are broken by --seed: remove it",
+}
+"""Settings of other routers that mean nothing here, by key, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The merged tree, and for each leaf's name which source gave its value."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag for each setting, grouped as the tree is. Values stay text until `resolve`."""
+    general = parser.add_argument_group("sources")
+    general.add_argument("--config", metavar="FILE", help="TOML file with sections named as below")
+    general.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the settings and where each came from, then leave",
+    )
+    groups: dict[str, Any] = {"": parser.add_argument_group("workers")}
+    for leaf in leaves():
+        if leaf.section not in groups:
+            groups[leaf.section] = parser.add_argument_group(f"[{leaf.section}]")
+        _add_flag(groups[leaf.section], leaf)
+
+
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
+    """Merge all sources. `flags` is what the parser found: names of settings, and `config`.
+
+    Raises ConfigError naming key, value, bound, source and remedy.
+    """
+    values: dict[str, Any] = {leaf.name: leaf.default for leaf in leaves()}
+    origins = {leaf.name: "default" for leaf in leaves()}
+
+    def settle(leaf: Leaf, value: Any, origin: str) -> None:
+        values[leaf.name] = checked(leaf, value, origin)
+        origins[leaf.name] = origin
+
+    path = flags.get("config") or environ.get("TRUNKLINE_CONFIG")
+    if path:
+        origin = f"file {path}"
+        for leaf, value in _read_file(str(path)):
+            settle(leaf, from_toml(leaf, value, origin), origin)
+    for leaf, text in _read_environment(environ):
+        origin = f"environment {leaf.variable}"
+        settle(leaf, from_text(leaf, text, origin), origin)
+    for leaf in leaves():
+        if leaf.name in flags:
+            origin = f"flag {leaf.flag}"
+            settle(leaf, from_text(leaf, flags[leaf.name], origin), origin)
+    config = _plant(values)
+    _check_together(config, origins)
+    return Resolved(config=config, origins=origins)
+
+
+def to_toml(resolved: Resolved) -> str:
+    """A file that gives the same settings (less the secrets), each with its source beside it."""
+    lines: list[str] = []
+    section = ""
+    for leaf in leaves():
+        if leaf.section != section:
+            section = leaf.section
+            lines += ["", f"[{section}]"]
+        value = shown(leaf, leaf.value_in(resolved.config))
+        lines.append(f"{leaf.name} = {toml_value(value)}  # {resolved.origins[leaf.name]}")
+    return "\n".join(lines) + "\n"
+
+
+def redacted(config: Config) -> dict[str, Any]:
+    """The tree as nested dicts, ready for JSON, secrets hidden."""
+    tree: dict[str, Any] = {}
+    for leaf in leaves():
+        branch = tree.setdefault(leaf.section, {}) if leaf.section else tree
+        branch[leaf.name] = shown(leaf, leaf.value_in(config))
+    return tree
+
+
+def secret_values(config: Config) -> tuple[str, ...]:
+    """Every secret in the tree, for `observe.configure` to keep out of the logs."""
+    found = (leaf.value_in(config) for leaf in leaves() if leaf.setting.is_secret)
+    return tuple(value for value in found if value)
+
+
+def unknown_name(
+    name: str,
+    written: str,
+    known: Iterable[str],
+    source: str,
+    manual: str = "trunkline serve --help",
+) -> ConfigError:
+    """The refusal of a name nobody knows. `name` is its key form, `written` how it was given."""
+    if name in FOREIGN:
+        return ConfigError(f"{written} ({source}) belongs to other routers; {FOREIGN[name]}")
+    for leaf in leaves():
+        if f"--{name.replace('_', '-')}" in leaf.flag_aliases:
+            return ConfigError(f"{written} ({source}) is called {leaf.name} here")
+    from difflib import get_close_matches  # an error path: start-up does not pay for it
+
+    near = get_close_matches(written, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"see {manual}"
+    return ConfigError(f"{written} ({source}) is not a setting; {hint}")
+
+
+def _add_flag(group: Any, leaf: Leaf) -> None:  # Any: argparse gives its groups no public type
+    default = toml_value(shown(leaf, leaf.default)) if leaf.default not in ("", ()) else "none"
+    text = f"{leaf.setting.sentence} [{default}{' ' + leaf.unit if leaf.unit else ''}]"
+    if leaf.setting.choices:
+        text += f" one of {', '.join(leaf.setting.choices)}"
+    if leaf.setting.is_secret:
+        text += " @FILE reads it from a file"
+    if leaf.setting.aliases:
+        text += f" (also {', '.join(leaf.setting.aliases)})"
+    options: dict[str, Any] = {"dest": leaf.name, "default": argparse.SUPPRESS}
+    if leaf.kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif leaf.kind is tuple:
+        options |= {"nargs": "*", "metavar": "VALUE"}
+    else:
+        options["metavar"] = {int: "N", float: "X"}.get(leaf.kind, "TEXT")
+    group.add_argument(leaf.flag, help=text.replace("%", "%%"), **options)
+    for alias in leaf.flag_aliases:
+        group.add_argument(alias, help=argparse.SUPPRESS, **options)
+
+
+def _read_environment(environ: Mapping[str, str]) -> Iterable[tuple[Leaf, str]]:
+    by_variable = {leaf.variable: leaf for leaf in leaves()}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        text = environ[variable]
+        if _SERVICE_LINK.match(variable) or (variable == "TRUNKLINE_PORT" and "://" in text):
+            continue
+        leaf = by_variable.get(variable)
+        if leaf is None:
+            name = variable.removeprefix(PREFIX).lower()
+            raise unknown_name(name, variable, by_variable, "environment")
+        yield leaf, text
+
+
+def _read_file(path: str) -> Iterable[tuple[Leaf, Any]]:
+    import tomllib  # only where there is a file
+
+    raw, mode = read_bounded(path, _MAX_FILE_BYTES, "settings file")
+    try:
+        document = tomllib.loads(raw.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
+    sections = {leaf.section for leaf in leaves() if leaf.section}
+    for title, content in document.items():
+        if not isinstance(content, dict):
+            yield _placed(title, "", path), content
+            continue
+        if title not in sections:
+            raise unknown_name(title, f"[{title}]", [f"[{name}]" for name in sections], path)
+        for name, value in cast("dict[str, Any]", content).items():  # what a TOML table is
+            leaf = _placed(name, title, path)
+            is_open = leaf.setting.is_secret and mode & stat.S_IROTH
+            if is_open and value and not str(value).startswith("@"):
+                raise ConfigError(f"{path} holds {leaf.key} and everyone may read it; chmod 600 it")
+            yield leaf, value
+
+
+def _placed(name: str, section: str, path: str) -> Leaf:
+    by_name = leaves_by_name()
+    leaf = by_name.get(name)
+    if leaf is None:
+        raise unknown_name(name, name, by_name, path)
+    if leaf.section != section:
+        place = f"under [{leaf.section}]" if leaf.section else "at the top, before all sections"
+        raise ConfigError(f"{name} ({path}) belongs {place}")
+    return leaf
+
+
+def _plant(values: Mapping[str, Any]) -> Config:
+    branches: dict[str, Any] = {}
+    for branch in dataclasses.fields(Config):
+        if "setting" in branch.metadata:
+            branches[branch.name] = values[branch.name]
+            continue
+        make: Callable[..., Any] = branch.default_factory  # type: ignore[assignment]  # a section has one
+        names = [leaf.name for leaf in leaves() if leaf.section == branch.name]
+        branches[branch.name] = make(**{name: values[name] for name in names})
+    return Config(**branches)
+
+
+def _check_together(config: Config, origins: Mapping[str, str]) -> None:
+    """What a field alone cannot tell."""
+    limits, retry = config.limits, config.retry
+    problems = {
+        "worker_urls": _urls_problem(config.worker_urls),
+        **_listen_problems(config.listen),
+        "max_header_bytes": limits.max_header_bytes > limits.max_head_bytes
+        and f"is above max_head_bytes = {limits.max_head_bytes}",
+        "retry_initial_backoff_ms": retry.retry_initial_backoff_ms > retry.retry_max_backoff_ms
+        and f"is above retry_max_backoff_ms = {retry.retry_max_backoff_ms}",
+        "health_check_endpoint": not config.health.health_check_endpoint.startswith("/")
+        and "does not begin with /",
+    }
+    for name, problem in problems.items():
+        if problem:
+            raise ConfigError(f"{leaves_by_name()[name].key} ({origins[name]}) {problem}")
+
+
+def _urls_problem(urls: tuple[str, ...]) -> str | None:
+    for url in urls:
+        problem = worker_url_problem(url)
+        if problem:
+            return f"{url[:80]!r} {problem}"
+    return "names one worker twice; remove one" if len(set(urls)) < len(urls) else None
+
+
+def _listen_problems(listen: ListenConfig) -> dict[str, str | None]:
+    problems: dict[str, str | None] = {}
+    for name, host in (("host", listen.host), ("admin_host", listen.admin_host)):
+        if not host or any(character.isspace() for character in host):
+            problems[name] = f"{host!r} is no address; 127.0.0.1 or 0.0.0.0 are"
+    if not is_loopback(listen.admin_host) and not listen.admin_api_key:
+        problems.setdefault(
+            "admin_host",
+            f"{listen.admin_host} is reachable from other machines and needs --admin-api-key",
+        )
+    if listen.admin_api_key and listen.admin_api_key == listen.api_key:
+        problems["admin_api_key"] = "equals api_key: every client would be an operator"
+    if listen.port and listen.port == listen.admin_port:
+        problems["admin_port"] = f"{listen.port} is the port for clients too; give another"
+    return problems
