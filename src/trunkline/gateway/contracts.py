@@ -13,6 +13,26 @@ from enum import Enum
 from typing import Any, Protocol
 
 from trunkline.core.records import WorkerId
+from trunkline.errors import GatewayError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a client's message is not served. `code` is a constant of ours, safe as a metric label."""
+
+    status: int = 400
+    code: str
+    message: str
+    param: str | None = None
+    """The field at fault, where one can be named."""
+
+
+class ClientError(GatewayError):
+    """The client's message is at fault; the same message would fail anywhere."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 class Route(Enum):
@@ -54,6 +74,8 @@ class InferenceRequest:
     max_tokens: int | None = None
     session: str | None = None
     """Affinity hint of the client, inside its own namespace; never identity."""
+    narrowed_scope: str | None = None
+    """`user`, `session` or `none`, where the client asks for less sharing than its principal allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
