@@ -1,4 +1,4 @@
-"""Makes `docs/configuration.md` from the settings tree, so that the page cannot differ from the code.
+"""Makes `docs/configuration.md` from the settings tree, so that page and code agree.
 
 Must never hold a fact of its own about a setting: change the sentence in `config.py` instead.
 """
@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from trunkline.config import Config
-from trunkline.errors import ConfigError
+from trunkline.errors import ConfigError, GatewayError
 from trunkline.leaf import Leaf, leaves, toml_value
 from trunkline.settings import FOREIGN
 
@@ -25,14 +25,14 @@ A setting may come from four places; a later one wins:
 3. the environment: `TRUNKLINE_` and the name in capitals, `TRUNKLINE_MAX_PAYLOAD_SIZE=16777216`,
 4. the command line: the name with dashes, `--max-payload-size 16777216`.
 
-`trunkline serve --print-config` prints the outcome as such a file, with the source of each line. A name
-that is not on this page is refused, with the nearest one that is; so is a value out of its bounds.
+`trunkline serve --print-config` prints the outcome as such a file, with the source of each line. A
+name that is not on this page is refused, with the nearest one that is; so is a value out of bounds.
 
 - Booleans: `--strict-fields` and `--no-strict-fields`; `true`, `yes`, `on`, `1` (or `false`, `no`,
   `off`, `0`) in the environment; `true` or `false` in the file.
 - Lists: several words after the flag; spaces or commas in the environment; an array in the file.
-- Secrets: `@/path` reads the key from a file, which others must not be able to read. A settings file
-  that holds a secret itself must not be readable by everyone either. Secrets are shown as `***`.
+- Secrets: `@/path` reads the key from a file, which others must not be able to read. A settings
+  file that holds a secret itself must not be readable by everyone. Secrets are shown as `***`.
 - Variables that Kubernetes makes for a service called `trunkline` (`TRUNKLINE_PORT=tcp://...`) are
   no settings and are passed over.
 
@@ -49,6 +49,12 @@ max_payload_size = 16777216
 """
 
 
+class PageStale(GatewayError):
+    """The page in the repository is of an older tree: write it anew."""
+
+    code = "page_stale"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="docs", metavar="FOLDER", help="where to write [docs]")
     parser.add_argument(
@@ -60,8 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page, or compare it."""
     path = Path(arguments.out) / "configuration.md"
     if arguments.check:
-        is_current = path.is_file() and path.read_text(encoding="utf-8") == page()
-        return 0 if is_current else 1
+        if path.is_file() and path.read_text(encoding="utf-8") == page():
+            return 0
+        raise PageStale(f"{path} is not what the settings say; run `trunkline docs`")
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is no folder; run this in the repository, or give --out")
     path.write_text(page(), encoding="utf-8")
@@ -108,6 +115,6 @@ def _allowed(leaf: Leaf) -> str:
         return ", ".join(f"`{choice}`" for choice in leaf.setting.choices)
     if low is not None and high is not None:
         return f"{low:,} to {high:,}"
-    return {bool: "true, false", tuple: "texts"}.get(
-        leaf.kind, "secret" if leaf.setting.is_secret else "text"
-    )
+    if leaf.setting.is_secret:
+        return "secret"
+    return {bool: "true, false", tuple: "texts"}.get(leaf.kind, "text")

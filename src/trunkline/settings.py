@@ -174,12 +174,12 @@ def _add_flag(group: Any, leaf: Leaf) -> None:  # Any: argparse gives its groups
     if leaf.setting.is_secret:
         text += " @FILE reads it from a file"
     if leaf.setting.aliases:
-        text += f" (also {', '.join(leaf.setting.aliases)})"
+        text += f" (also {', '.join([*leaf.flag_aliases, *leaf.value_aliases])})"
     options: dict[str, Any] = {"dest": leaf.name, "default": argparse.SUPPRESS}
     if leaf.kind is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif leaf.kind is tuple:
-        options |= {"nargs": "*", "metavar": "VALUE"}
+        options |= {"nargs": "*", "metavar": "URL" if leaf.name.endswith("_urls") else "TEXT"}
     else:
         options["metavar"] = {int: "N", float: "X"}.get(leaf.kind, "TEXT")
     group.add_argument(leaf.flag, help=text.replace("%", "%%"), **options)
