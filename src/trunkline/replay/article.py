@@ -1,10 +1,10 @@
 """W5: the workload of the seed article, generated.
 
-Chat sessions of 2 to 8 turns over 64 system prompts, at a steady 47 requests a second. Each prompt is the
-system prompt, the user's turns so far and the workers' answers so far. Sessions are under way at time 0 and
-cut at the end, so that the rate has no ramp.
-Owns the free parameters; they were fitted to three ceilings on hit tokens (an endless cache 92.7 %, 40,000
-blocks 89.0 %, 2,500 blocks 34.5 %), checked by tests/unit/test_replay_article.py. Read `workloads.py` next.
+Chat sessions of 2 to 8 turns over 64 system prompts, at a steady 47 requests a second. Each prompt
+is the system prompt, the user's turns so far and the workers' answers so far. Sessions are under
+way at time 0 and cut at the end, so that the rate has no ramp. Owns the free parameters; they were
+fitted to three ceilings on hit tokens (an endless cache 92.7 %, 40,000 blocks 89.0 %, 2,500 blocks
+34.5 %), checked by tests/unit/test_replay_article.py. Read `workloads.py` next.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ArticleShape:
     warm_ms: float = 300_000.0
     """Sessions start this long before time 0; only what arrives from 0 on is kept."""
     seed: int = 30
-    """Among 40 seeds the one whose mean prompt (3,557 tokens) and ceilings lie closest to the reference."""
+    """Among 40 seeds the one whose mean prompt (3,557 tokens) and ceilings lie closest to the
+    reference.
+    """
 
 
 @dataclass(slots=True)
@@ -56,7 +58,9 @@ class _Session:
 
 
 class _BlockIds:
-    """Gives a number to each distinct block; a prompt's blocks are shared inside its system prompt only."""
+    """Gives a number to each distinct block; a prompt's blocks are shared inside its system prompt
+    only.
+    """
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -64,7 +68,9 @@ class _BlockIds:
         self._next = 0
 
     def of(self, session: _Session) -> tuple[int, ...]:
-        """Ids of all blocks of the session's prompt as it stands; a partial last block gets a fresh one."""
+        """Ids of all blocks of the session's prompt as it stands; a partial last block gets a
+        fresh one.
+        """
         full = session.tokens // self._block_tokens
         while len(session.block_ids) < full:
             session.block_ids.append(self._full_id(session, len(session.block_ids)))
@@ -155,7 +161,9 @@ def _user_turns(session: _Session) -> int:
 
 
 def _system_lengths(shape: ArticleShape, draw: random.Random) -> list[int]:
-    """Evenly spaced lengths in a drawn order, so that popular prompts are neither all short nor all long."""
+    """Evenly spaced lengths in a drawn order, so that popular prompts are neither all short nor
+    all long.
+    """
     step = (shape.max_system_tokens - shape.min_system_tokens) / (shape.system_prompts - 1)
     lengths = [round(shape.min_system_tokens + step * rank) for rank in range(shape.system_prompts)]
     draw.shuffle(lengths)

@@ -1,8 +1,8 @@
-"""The trace formats: bytes of a file -> `TraceRequest`s, or a `TraceError` that says where and what.
+"""Bytes of a trace file -> `TraceRequest`s, or a `TraceError` that says where and what.
 
-Mooncake and Qwen-Bailian block ids, the same with other block sizes, and logs of OpenAI request bodies; each as
-JSON lines, plain or gzip. The first line decides the format; fields that are not known are ignored.
-Must never put prompt text in an error. Read `workloads.py` next.
+Mooncake and Qwen-Bailian block ids, the same with other block sizes, and logs of OpenAI request
+bodies; each as JSON lines, plain or gzip. The first line decides the format; fields that are not
+known are ignored. Must never put prompt text in an error. Read `workloads.py` next.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class _Line:
 
 
 def read_trace(path: Path, options: ReadOptions | None = None) -> Iterator[TraceRequest]:
-    """Stream the requests of a file. Raises TraceError at the first line that cannot be understood."""
+    """Stream the requests of a file. Raises TraceError at the first line that cannot be
+    understood.
+    """
     chosen = options or ReadOptions()
     if not chosen.time_divisor > 0.0:
         raise TraceError(f"time divisor {chosen.time_divisor} is not above 0")
@@ -172,8 +174,8 @@ class _BlockLines:
         blocks = -(-input_tokens // self._block_tokens)
         if not blocks - 1 <= len(block_ids) <= blocks:
             raise TraceError(
-                f"{line.path}:{line.number}: field hash_ids: expected {blocks} ids for {input_tokens}"
-                f" tokens in blocks of {self._block_tokens}, got {len(block_ids)}"
+                f"{line.path}:{line.number}: field hash_ids: expected {blocks} ids for"
+                f" {input_tokens} tokens in blocks of {self._block_tokens}, got {len(block_ids)}"
             )
         return TraceRequest(
             arrival_ms=line.time("timestamp") * self._to_ms,
@@ -192,8 +194,8 @@ class _BlockLines:
             if tokens // size <= count <= -(-tokens // size):
                 return size
         raise TraceError(
-            f"{line.path}:{line.number}: field hash_ids: {count} ids for {tokens} tokens fit no usual"
-            " block size; give the block size by option"
+            f"{line.path}:{line.number}: field hash_ids: {count} ids for {tokens} tokens fit no"
+            " usual block size; give the block size by option"
         )
 
     def _chat_root(self, line: _Line) -> str:
@@ -243,7 +245,9 @@ class _OpenAiLines:
         )
 
     def _input_tokens(self, line: _Line) -> int:
-        """Exact for token ids; for text a guess of 4 characters a token, which usage later corrects."""
+        """Exact for token ids; for text a guess of 4 characters a token, which usage later
+        corrects.
+        """
         messages, prompt = line.fields.get("messages"), line.fields.get("prompt")
         if isinstance(messages, list) and messages:
             return max(1, len(msgspec.json.encode(messages)) // 4)
@@ -309,11 +313,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _shown(value: object) -> str:
-    """At most 40 characters of a number; of anything else only its type, as it may be prompt text."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return (
-            repr(value)[:40]
-            if not isinstance(value, int) or abs(value) < 1 << 80
-            else "a huge integer"
-        )
-    return type(value).__name__
+    """A number, cut short; of anything else only its type, as it may be prompt text."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if abs(value) < 1 << 80 else "a huge integer"
+    return repr(value) if isinstance(value, float) else type(value).__name__

@@ -1,8 +1,8 @@
 """Trace files -> one stream of `TraceRequest`.
 
-Owns the record that replay and simulator share, and the changes of time a trace may need. The formats and
-their parsing are in `formats.py`. Must never hold a whole file: readers are iterators, a line is bounded.
-Read `formats.py` next, then `workloads.py`.
+Owns the record that replay and simulator share, and the changes of time a trace may need. The
+formats and their parsing are in `formats.py`. Must never hold a whole file: readers are iterators,
+a line is bounded. Read `formats.py` next, then `workloads.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class PromptPart:
 class TraceRequest:
     """One request of a trace: when, how long, and what it shares with others.
 
-    `block_ids[i]` names block i *in the context of all blocks before it*; the last block may be partial.
+    `block_ids[i]` names block i *in the context of all blocks before it*; the last block may be
+    partial.
     """
 
     arrival_ms: float

@@ -1,7 +1,8 @@
-"""The named workloads that simulator, replay and reports share: W1 to W5, and small cuts of two for CI.
+"""The named workloads that simulator, replay and reports share: W1 to W5, and small cuts of two
+for CI.
 
-Owns which trace, which fleet and which speeds a name stands for; the numbers are those of docs/routing.md.
-Must never hold requests: `load_workload` makes them. Read `article.py` for W5.
+Owns which trace, which fleet and which speeds a name stands for; the numbers are those of
+docs/routing.md. Must never hold requests: `load_workload` makes them. Read `article.py` for W5.
 """
 
 from __future__ import annotations

@@ -1,0 +1,132 @@
+"""Bars: `hit_tokens_ratio>=0.85,ttft_ms.p99<=534` -> checks against a run's figures.
+
+A bar must hold; with `--fail-if` the run fails where the expression is true. The right side may
+name another figure, with a factor: `ttft_ms.p95<=1.02*baselines.least_queue.ttft_ms.p95`. A figure
+that was not measured never passes. Read `report.py` next.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, cast
+
+from trunkline.errors import ConfigError
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_KEY = r"[A-Za-z_][A-Za-z0-9_.@-]*"
+_NUMBER = r"-?[0-9]+(?:_?[0-9])*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
+_BAR = re.compile(
+    rf"\s*({_KEY})\s*(>=|<=|==|!=|>|<)\s*(?:({_NUMBER})\s*\*\s*({_KEY})|({_NUMBER})|({_KEY}))\s*"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One comparison. `right_key` empty: against the number alone; else against number times
+    figure.
+    """
+
+    text: str
+    key: str
+    compare: str
+    number: float
+    right_key: str = ""
+    is_failure: bool = False
+    """The run fails where the comparison is true, not where it is false."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a run did at a bar."""
+
+    bar: Bar
+    measured: float | None
+    limit: float | None
+    is_passed: bool
+
+    @property
+    def line(self) -> str:
+        word = "PASS" if self.is_passed else "FAIL"
+        prefix = "not " if self.bar.is_failure else ""
+        return f"{word}  {prefix}{self.bar.text}  (measured {_shown(self.measured)})"
+
+
+def parse_bars(expression: str, *, is_failure: bool = False) -> list[Bar]:
+    """Comparisons separated by commas. Raises ConfigError for what is none."""
+    bars: list[Bar] = []
+    for text in expression.split(","):
+        match = _BAR.fullmatch(text)
+        if match is None:
+            raise ConfigError(
+                f"bar {text.strip()[:80]!r}: expected figure, one of"
+                f" {' '.join(_OPERATORS)}, and a number, figure or number*figure"
+            )
+        factor, factor_key, number, key = match[3], match[4], match[5], match[6]
+        bars.append(
+            Bar(
+                text=text.strip(),
+                key=match[1],
+                compare=match[2],
+                number=float(factor or number or 1.0),
+                right_key=factor_key or key or "",
+                is_failure=is_failure,
+            )
+        )
+    return bars
+
+
+def check_bars(bars: list[Bar], figures: Mapping[str, Any]) -> list[Verdict]:
+    """Hold a run's figures (`Summary.as_dict()`) against bars. Raises ConfigError for unknown
+    figures.
+    """
+    known = flatten(figures)
+    return [_checked(bar, known) for bar in bars]
+
+
+def flatten(figures: Mapping[str, Any], prefix: str = "") -> dict[str, float | None]:
+    """Dotted names of all numbers; a figure that was not measured is there with None."""
+    flat: dict[str, float | None] = {}
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            nested = cast("Mapping[str, Any]", value)
+            flat.update(flatten(nested, f"{prefix}{name}."))
+        elif value is None or isinstance(value, (int, float)):
+            flat[prefix + name] = value
+    return flat
+
+
+def _checked(bar: Bar, known: Mapping[str, float | None]) -> Verdict:
+    measured = _figure(bar.key, known)
+    limit: float | None = bar.number
+    if bar.right_key:
+        other = _figure(bar.right_key, known)
+        limit = None if other is None else bar.number * other
+    if measured is None or limit is None or not isfinite(measured):
+        return Verdict(bar=bar, measured=measured, limit=limit, is_passed=False)
+    is_true = _OPERATORS[bar.compare](measured, limit)
+    return Verdict(bar=bar, measured=measured, limit=limit, is_passed=is_true != bar.is_failure)
+
+
+def _figure(key: str, known: Mapping[str, float | None]) -> float | None:
+    if key in known:
+        return known[key]
+    parents = [key[:index] for index, letter in enumerate(key) if letter == "."]
+    if any(parent in known and known[parent] is None for parent in parents):
+        return None  # `ttft_ms.p99` of a run in which no request had a first token
+    names = [name for name in known if not name.startswith(("worker_work.", "lost_reasons."))]
+    raise ConfigError(f"no figure {key!r}; known are {', '.join(names)}")
+
+
+def _shown(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:.6g}"
