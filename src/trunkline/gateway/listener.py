@@ -1,0 +1,189 @@
+"""The admin port's door: the socket, who may come in, how much they may bring.
+
+Owns binding (never beyond loopback without a key), the bearer check, the defence of the keyless
+loopback port against web pages, and the bound on bodies. Must decide nothing about workers. Read
+`admin.py` next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import socket
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trunkline.config import ListenConfig, is_loopback
+from trunkline.errors import ConfigError
+
+MAX_BODY_BYTES = 1 << 20
+BODY_TIMEOUT_S = 10.0
+# A digest-mode worker keeps one connection for its heartbeats: 1,000 of them, ranks, and operators.
+MAX_CONNECTIONS = 4_096
+GRACE_S = 5
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_CODES = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "payload_too_large",
+}
+
+
+def bind_admin(listen: ListenConfig) -> socket.socket:
+    """A listening socket. Raises ConfigError where the address is taken, or open without a key."""
+    host, port = listen.admin_host, listen.admin_port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        # What the name stands for decides, not the name.
+        if not listen.admin_api_key and not is_loopback(str(address[0])):
+            raise ConfigError(
+                f"admin_host = {host} is reachable from other machines; set --admin-api-key"
+            )
+        return socket.create_server((str(address[0]), port), family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(f"admin listener {host}:{port}: {error.strerror}") from error
+
+
+async def serve_admin(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then let open requests end. Owns `listener`; steals no signals."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="h11",  # bounds the head, which httptools leaves to its user
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            await stop.wait()
+            server.should_exit = True
+    finally:
+        listener.close()
+        for connection in list(server.server_state.connections):
+            connection.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn inside somebody else's loop: signals belong to that loop's owner."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+class Guard:
+    """Who may come in. `/health` is open; `/heartbeat` checks for itself, by the worker's key."""
+
+    def __init__(self, app: ASGIApp, *, key: str) -> None:
+        self._app = app
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", scope["type"]
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope["path"], headers)
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, path: str, headers: Headers) -> Response | None:
+        problem = page_problem(headers, is_keyless=not self._key)
+        if problem:
+            return problem_response(403, problem)
+        if path in ("/health", "/heartbeat") or is_bearer(headers, self._key):
+            return None
+        return unauthorized()
+
+
+def is_bearer(headers: Headers, key: str) -> bool:
+    """Whether the request carries this key; an empty one asks for nothing. Takes constant time."""
+    if not key:
+        return True
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    # The header came as Latin-1; a key in another alphabet was sent as UTF-8.
+    is_equal = hmac.compare_digest(given.strip().encode("latin-1"), key.encode("utf-8"))
+    return is_equal and scheme.lower() == "bearer"
+
+
+def page_problem(headers: Headers, *, is_keyless: bool) -> str | None:
+    """Why the request looks like a web page's, made by a browser on this machine; None if not.
+
+    Without a key the port trusts whoever is on the machine, and a page in a browser is not: it may
+    send simple requests anywhere, and reach loopback under a name of its own.
+    """
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        return "requests from other web pages are not taken"
+    if is_keyless:
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if not is_loopback(name):
+            return f"without a key the Host must be a loopback address, not {name[:80]!r}"
+    return None
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body, bounded in size and time."""
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:12]) > MAX_BODY_BYTES:
+        raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the client left before its body ended") from error
+    return bytes(body)
+
+
+def json_response(
+    content: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """`content` is a record or what JSON knows; numbers that are not finite become null."""
+    body = msgspec.json.encode(content)
+    return Response(body, status, {"cache-control": "no-store"} | dict(headers or {}), _JSON)
+
+
+def problem_response(status: int, message: str, code: str = "") -> Response:
+    """An error in the one shape that all have."""
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "internal_error")
+    code = code or _CODES.get(status, "internal_error")
+    error = {"message": message[:500], "type": kind, "param": None, "code": code}
+    return json_response({"error": error}, status)
+
+
+def unauthorized() -> Response:
+    """One answer for a missing key and for a wrong one."""
+    response = problem_response(401, "a valid bearer key is needed")
+    response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+_JSON = "application/json"

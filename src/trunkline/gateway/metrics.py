@@ -1,0 +1,277 @@
+"""Prometheus metrics, put together when they are scraped.
+
+The hot path counts in plain ints; a scrape copies them (`snapshot`, on the loop) and writes the
+text (`render`, on a thread). `FAMILIES` declares every metric once: name, kind, labels, bound. Must
+never keep a series of its own: what a source no longer tells, the next scrape no longer shows. Read
+`admin.py` next, which serves it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+from typing import Protocol
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+PREFIX = "trunkline_"
+OTHER = "other"
+"""Label of everything beyond a bound."""
+
+# Up to an hour: long answers stream that long, and a bucket that ends earlier hides them.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_200, 3_600)
+# A look-up of a 128k-token prompt takes about a millisecond.
+LOOKUP_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.1)
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Declaration of one metric. Further series than `max_series` are added up under `other`."""
+
+    name: str
+    kind: Kind
+    sentence: str
+    labels: tuple[str, ...] = ()
+    max_series: int = 1_000
+
+
+def _counter(name: str, sentence: str, *labels: str) -> Family:
+    return Family(name=name, kind=Kind.COUNTER, sentence=sentence, labels=labels)
+
+
+def _gauge(name: str, sentence: str, *labels: str) -> Family:
+    return Family(name=name, kind=Kind.GAUGE, sentence=sentence, labels=labels)
+
+
+def _histogram(name: str, sentence: str, *labels: str) -> Family:
+    return Family(name=name, kind=Kind.HISTOGRAM, sentence=sentence, labels=labels)
+
+
+def _worker(kind: Kind, name: str, sentence: str) -> Family:
+    # Workers are ours, not the client's: a fleet of 1,000 with ranks must show each of them.
+    labels = ("worker",)
+    return Family(name=name, kind=kind, sentence=sentence, labels=labels, max_series=16_384)
+
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        _counter("requests_total", "Answers sent to clients.", "route", "code"),
+        _gauge("requests_active", "Requests in flight."),
+        _gauge("connections_active", "Open client connections."),
+        _histogram("request_duration_seconds", "From the head to the last byte.", "route"),
+        _histogram("ttft_seconds", "From the head to the first byte of the answer."),
+        _counter("refusals_total", "Requests refused by the gateway itself.", "reason"),
+        _counter("retries_total", "Further attempts after a failed one."),
+        _counter("decisions_total", "Routing choices.", "reason"),
+        _worker(Kind.GAUGE, "worker_health", "1 if the worker may be chosen."),
+        _worker(Kind.GAUGE, "worker_cb_state", "Breaker: 0 closed, 1 open, 2 half-open."),
+        _worker(Kind.GAUGE, "worker_requests_active", "Requests in flight at the worker."),
+        _worker(Kind.GAUGE, "worker_queue_seconds", "Predicted prefill in front of a new request."),
+        _worker(Kind.COUNTER, "worker_selection_total", "Times the worker was chosen."),
+        _worker(Kind.COUNTER, "kv_event_sequence_gaps_total", "Gaps in the worker's events."),
+        _worker(Kind.GAUGE, "kv_event_stream_untrusted", "1 while its entries are not believed."),
+        _gauge("prefix_indexer_size", "Distinct blocks in the directory."),
+        _gauge("prefix_indexer_hit_ratio", "Prompt tokens found at the chosen worker, share."),
+        _histogram("directory_lookup_seconds", "One look-up of a prompt's prefix."),
+        _counter("prompt_tokens_total", "Tokens of routed prompts."),
+        _counter("predicted_tokens_total", "Tokens the directory promised at the chosen worker."),
+        _counter("reused_tokens_total", "Tokens the workers say they reused."),
+        _counter("over_claims_total", "Requests whose worker reused less than was promised."),
+        _gauge("build_info", "Always 1.", "version", "native"),
+        _counter("metrics_dropped_total", "Samples that no declaration fits; a bug."),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramView:
+    """A copy of a histogram: `counts` has one more entry than `bounds`, not cumulated."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number for one series. `name` is a key of FAMILIES; `labels` are values, in order."""
+
+    name: str
+    value: float | HistogramView
+    labels: tuple[str, ...] = ()
+
+
+class MetricsSource(Protocol):
+    """Anything that counts. Called on the loop at each scrape: copies, computes nothing."""
+
+    def samples(self) -> Iterable[Sample]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """What the metrics say of one worker."""
+
+    worker: str
+    is_healthy: bool
+    breaker: int = 0
+    requests_active: int = 0
+    queue_ms: float = 0.0
+    selections_count: int = 0
+    event_gaps_count: int = 0
+    is_stream_untrusted: bool = False
+
+    def samples(self) -> Iterator[Sample]:
+        labels = (self.worker,)
+        yield Sample("worker_health", int(self.is_healthy), labels)
+        yield Sample("worker_cb_state", self.breaker, labels)
+        yield Sample("worker_requests_active", self.requests_active, labels)
+        yield Sample("worker_queue_seconds", self.queue_ms / 1_000.0, labels)
+        yield Sample("worker_selection_total", self.selections_count, labels)
+        yield Sample("kv_event_sequence_gaps_total", self.event_gaps_count, labels)
+        yield Sample("kv_event_stream_untrusted", int(self.is_stream_untrusted), labels)
+
+
+class Histogram:
+    """Counts of values under fixed bounds, as plain ints. `observe` is for the hot path."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        assert list(bounds) == sorted(set(bounds)), "bounds rise"
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def view(self) -> HistogramView:
+        return HistogramView(self._bounds, tuple(self._counts), self._total)
+
+
+class LabelCap:
+    """Bounds the values of a label that comes from clients; asked before anything is counted."""
+
+    __slots__ = ("_known", "_max_count")
+
+    def __init__(self, max_count: int = 1_000) -> None:
+        self._known: set[str] = set()
+        self._max_count = max_count
+
+    def of(self, value: str) -> str:
+        """`value` itself if it is known or there is room, else `other`. Known ones stay known."""
+        if value in self._known:
+            return value
+        if len(self._known) >= self._max_count:
+            return OTHER
+        self._known.add(value)
+        return value
+
+
+Snapshot = Mapping[str, Mapping[tuple[str, ...], float | HistogramView]]
+"""Family -> label values -> number: a copy that no longer changes."""
+
+
+class Exposition:
+    """All sources of one process, as one page."""
+
+    def __init__(self, sources: Sequence[MetricsSource], *, version: str, native: str) -> None:
+        self._sources = tuple(sources)
+        self._build = Sample("build_info", 1, (version, native))
+        self._dropped_count = 0
+
+    def snapshot(self) -> Snapshot:
+        """Copy every number. Cheap: some microseconds a series."""
+        series: dict[str, dict[tuple[str, ...], float | HistogramView]] = {}
+        for sample in self._all():
+            family = FAMILIES.get(sample.name)
+            if family is None or not _fits(family, sample):
+                self._dropped_count += 1
+                continue
+            known = series.setdefault(sample.name, {})
+            labels = sample.labels
+            if labels not in known and len(known) >= family.max_series:
+                labels = (OTHER,) * len(labels)
+            known[labels] = _joined(family, known.get(labels), sample.value)
+        series["metrics_dropped_total"] = {(): self._dropped_count}
+        return series
+
+    def _all(self) -> Iterator[Sample]:
+        yield self._build
+        for source in self._sources:
+            yield from source.samples()
+
+
+def render(snapshot: Snapshot) -> bytes:
+    """The text format, families in order of declaration. Touches nothing that is shared."""
+    return generate_latest(_Page(snapshot))
+
+
+class _Page(Collector):
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        for family in FAMILIES.values():
+            series = self._snapshot.get(family.name)
+            if series:
+                yield _metric(family, series)
+
+
+def _fits(family: Family, sample: Sample) -> bool:
+    is_histogram = isinstance(sample.value, HistogramView)
+    has_kind = is_histogram == (family.kind is Kind.HISTOGRAM)
+    return has_kind and len(sample.labels) == len(family.labels)
+
+
+def _joined(
+    family: Family, known: float | HistogramView | None, value: float | HistogramView
+) -> float | HistogramView:
+    """Two samples of one series: counts add up, of a gauge the last one holds."""
+    if known is None or family.kind is Kind.GAUGE:
+        return value
+    if isinstance(known, HistogramView):
+        assert isinstance(value, HistogramView)
+        assert known.bounds == value.bounds, family.name
+        counts = tuple(a + b for a, b in zip(known.counts, value.counts, strict=True))
+        return HistogramView(known.bounds, counts, known.total + value.total)
+    assert not isinstance(value, HistogramView)
+    return known + value
+
+
+def _metric(
+    family: Family, series: Mapping[tuple[str, ...], float | HistogramView]
+) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    name = PREFIX + family.name
+    if family.kind is Kind.HISTOGRAM:
+        histogram = HistogramMetricFamily(name, family.sentence, labels=family.labels)
+        for labels, view in series.items():
+            assert isinstance(view, HistogramView)
+            bounds = [*(f"{bound:g}" for bound in view.bounds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(view.counts), strict=True))
+            histogram.add_metric(list(labels), buckets, view.total)
+        return histogram
+    make = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
+    metric = make(name, family.sentence, labels=family.labels)
+    for labels, value in series.items():
+        assert not isinstance(value, HistogramView)
+        metric.add_metric(list(labels), value)
+    return metric
