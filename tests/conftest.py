@@ -1,6 +1,7 @@
 """Settings that every test shares: reproducible property tests, and more of them on request.
 
-`HYPOTHESIS_PROFILE=ci` (what `.ci/run` uses) draws the same examples every time; `deep` draws many more.
+`HYPOTHESIS_PROFILE=ci` (what `.ci/run` uses) draws the same examples every time; `deep` draws many
+more.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The two hot pure functions, compiled where a compiler was there at install, in Python otherwise.
 
-`IMPLEMENTATION` says which one runs. Both give equal results; `tests/model/test_native_twins.py` proves it.
+`IMPLEMENTATION` says which one runs; results are equal (`tests/model/test_native_twins.py`).
 Set `TRUNKLINE_PURE=1` before the first import to force the Python versions.
 """
 

@@ -1,7 +1,8 @@
 """Picks the compiled twins, or the Python ones. The only place that knows there are two."""
 
 # The extension has no stubs; the fallback gives both their type.
-# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportConstantRedefinition=false
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportConstantRedefinition=false
 
 from __future__ import annotations
 
@@ -10,11 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 IMPLEMENTATION: Literal["compiled", "pure"]
 
-if TYPE_CHECKING:
-    from trunkline.native._fallback import BlockIndex, chain_keys
-
-    IMPLEMENTATION = "pure"
-elif os.environ.get("TRUNKLINE_PURE") == "1":
+if TYPE_CHECKING or os.environ.get("TRUNKLINE_PURE") == "1":
     from trunkline.native._fallback import BlockIndex, chain_keys
 
     IMPLEMENTATION = "pure"

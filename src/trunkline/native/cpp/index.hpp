@@ -1,0 +1,241 @@
+// Block key -> which slots hold it, in which tier, or are expected to soon. `_fallback.py` beside this folder
+// is the contract; this twin answers the same, in less time and memory. Knows no Python.
+//
+//   by_key_: key -> entry      entries_: key, namespace, who holds it      slots_[s]: engine hash -> entry
+//
+// Who holds an entry: up to three holder words inside it, or one row of three bit masks over all slots.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "blake2b.hpp"
+#include "table.hpp"
+
+namespace trunkline {
+
+inline constexpr std::int64_t kUnknownParent = -1;
+inline constexpr std::int64_t kFull = -2;
+inline constexpr std::int64_t kConflict = -3;
+
+inline constexpr std::size_t kTiers = 4;
+inline constexpr std::size_t kMostSlots = 65'535;
+inline constexpr std::uint16_t kMostCopies = 65'535;
+
+/// How a slot holds a block; a holder has at least one of these.
+enum Hold : std::uint32_t { kDevice = 1, kResident = 2, kPredicted = 4, kAllHolds = 7 };
+
+using EntryId = std::uint32_t;
+inline constexpr EntryId kNoEntry = std::numeric_limits<EntryId>::max();
+
+struct Entry {
+  std::array<std::uint8_t, kKeyBytes> key;
+  std::uint32_t namespace_id;
+  /// `slot << 3 | Hold bits`, packed to the front, 0 = free; or {kIsRow, row number, 0}.
+  std::array<std::uint32_t, 3> holders;
+
+  static constexpr std::uint32_t kIsRow = 1u << 31;
+  bool has_row() const { return holders[0] == kIsRow; }
+};
+static_assert(sizeof(Entry) == 48);
+
+/// Entries in chunks: they never move, and freed ones are taken again, newest first.
+class EntryPool {
+ public:
+  EntryId take();
+  void give_back(EntryId id);
+  Entry& operator[](EntryId id) { return chunks_[id / kChunk][id % kChunk]; }
+  const Entry& operator[](EntryId id) const { return chunks_[id / kChunk][id % kChunk]; }
+  std::size_t size() const { return used_; }
+  std::size_t allocated_bytes() const {
+    return chunks_.size() * kChunk * sizeof(Entry) + chunks_.capacity() * sizeof(chunks_[0]);
+  }
+
+ private:
+  static constexpr std::size_t kChunk = 1024;
+
+  std::vector<std::unique_ptr<Entry[]>> chunks_;
+  std::size_t made_ = 0;
+  std::size_t used_ = 0;
+  EntryId free_ = kNoEntry;  // a list through `namespace_id`
+};
+
+/// Three bit masks over slots for each block that many slots hold.
+class MaskRows {
+ public:
+  std::uint32_t take();
+  void give_back(std::uint32_t row);
+  /// `words()` words of the mask of one hold (kDevice, kResident or kPredicted).
+  std::uint64_t* mask(std::uint32_t row, Hold hold);
+  const std::uint64_t* mask(std::uint32_t row, Hold hold) const;
+  std::size_t words() const { return words_; }
+  void widen(std::size_t slot_count);
+  std::size_t allocated_bytes() const { return (bits_.capacity() + free_.capacity() / 2) * 8; }
+
+ private:
+  std::size_t words_ = 1;
+  std::vector<std::uint64_t> bits_;
+  std::vector<std::uint32_t> free_;
+};
+
+struct KeyCell {
+  std::uint32_t prefix;  // first four bytes of the key, which is uniformly random
+  EntryId entry;
+  std::uint32_t order() const { return prefix; }
+  bool is_empty() const { return entry == kNoEntry; }
+  static KeyCell empty() { return {0, kNoEntry}; }
+};
+
+struct HeldCell {
+  std::uint32_t hash_low, hash_high;  // halves, so that a cell has 20 bytes and not 24
+  EntryId entry;
+  std::array<std::uint16_t, kTiers> copies;
+  std::uint64_t hash() const { return std::uint64_t{hash_high} << 32 | hash_low; }
+  std::uint32_t order() const { return spread(hash()); }
+  bool is_empty() const { return entry == kNoEntry; }
+  static HeldCell empty() { return {0, 0, kNoEntry, {}}; }
+};
+static_assert(sizeof(HeldCell) == 20);
+
+struct PredictedCell {
+  EntryId entry;
+  std::uint32_t batch;
+  std::uint32_t order() const { return spread(entry); }
+  bool is_empty() const { return entry == kNoEntry; }
+  static PredictedCell empty() { return {kNoEntry, 0}; }
+};
+
+/// One `predict` call: `count` entry ids of the slot's `queued` belong to it.
+struct Batch {
+  double expires_ms;
+  std::uint32_t number;
+  std::uint32_t count;
+};
+
+/// A vector that is taken from at the front; space before the front is given up when it is half of all.
+template <class T>
+struct Fifo {
+  std::vector<T> items;
+  std::size_t front = 0;
+
+  std::size_t size() const { return items.size() - front; }
+  void pop(std::size_t count) {
+    front += count;
+    if (front * 2 < items.size()) return;
+    items.erase(items.begin(), items.begin() + static_cast<std::ptrdiff_t>(front));
+    front = 0;
+  }
+  std::size_t allocated_bytes() const { return items.capacity() * sizeof(T); }
+};
+
+/// Several engine hashes of one slot that name one block (an engine may key on more than we do).
+struct Aliases {
+  std::uint32_t hashes;
+  std::uint32_t on_device;
+};
+
+struct SlotState {
+  Table<HeldCell> held;
+  Table<PredictedCell> predicted;
+  std::unordered_map<EntryId, Aliases> aliases;  // only blocks with two hashes or more
+  Fifo<Batch> batches;
+  Fifo<EntryId> queued;
+  double last_expires_ms = -std::numeric_limits<double>::infinity();
+  std::uint32_t next_batch = 0;
+
+  std::size_t allocated_bytes() const;
+};
+
+/// Leading blocks of a chain for every slot.
+struct Depths {
+  std::vector<std::uint32_t> device, resident, expected;
+};
+
+class Index {
+ public:
+  explicit Index(std::size_t max_blocks) : max_blocks_(max_blocks) {}
+  Index(const Index&) = delete;
+  Index& operator=(const Index&) = delete;
+
+  std::size_t add_namespace(const std::uint8_t* key, const std::uint8_t* root);
+  std::size_t namespace_count() const { return namespaces_.size(); }
+
+  bool is_slot(std::int64_t slot) const;
+  bool can_add_slot() const { return !free_slots_.empty() || slots_.size() < kMostSlots; }
+  std::uint32_t add_slot();
+  void drop_slot(std::uint32_t slot);
+  std::size_t clear_slot(std::uint32_t slot);
+
+  std::int64_t store(std::uint32_t slot, std::size_t tier, std::int64_t namespace_id,
+                     std::uint64_t parent, const std::uint8_t* hashes, std::size_t count,
+                     const std::uint8_t* tokens, std::uint32_t block_tokens);
+  std::size_t remove(std::uint32_t slot, std::size_t tier, const std::uint8_t* hashes,
+                     std::size_t count);
+
+  bool may_predict_until(std::uint32_t slot, double expires_ms) const;
+  void predict(std::uint32_t slot, std::uint32_t namespace_id, const std::uint8_t* keys,
+               std::size_t count, double expires_ms, std::size_t max_predicted);
+  void unpredict(std::uint32_t slot, const std::uint8_t* keys, std::size_t count);
+  void expire(double now_ms);
+
+  const Depths& match(const std::uint8_t* keys, std::size_t count);
+
+  /// The distinct keys of a slot, sorted and packed.
+  std::vector<std::array<std::uint8_t, kKeyBytes>> held(std::uint32_t slot) const;
+  bool holds_engine_hash(std::uint32_t slot, std::uint64_t hash) const;
+  std::size_t held_count(std::uint32_t slot) const { return slots_[slot]->held.size(); }
+  std::size_t predicted_count(std::uint32_t slot) const { return slots_[slot]->predicted.size(); }
+  std::size_t block_count() const { return entries_.size(); }
+  std::size_t allocated_bytes() const;
+
+ private:
+  struct Namespace {
+    std::array<std::uint8_t, kKeyBytes> key, root;
+  };
+
+  std::size_t find_key(const std::uint8_t* key) const;
+  EntryId find_or_make(const std::uint8_t* key, std::uint32_t namespace_id);
+  std::uint32_t holds(EntryId id, std::uint32_t slot) const;
+  void set_holds(EntryId id, std::uint32_t slot, std::uint32_t holds);
+  void set_inline(EntryId id, std::uint32_t slot, std::uint32_t holds);
+  void set_in_row(EntryId id, std::uint32_t slot, std::uint32_t holds);
+  void move_to_row(Entry& entry);
+  void move_inline(Entry& entry);
+  void forget(EntryId id);
+
+  void note_copy(SlotState& state, std::uint32_t slot, HeldCell& cell, std::size_t tier,
+                 bool is_new_hash);
+  void drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier);
+  void expire_oldest(std::uint32_t slot, SlotState& state);
+  void forget_prediction(std::uint32_t slot, SlotState& state, std::size_t position);
+  void drop_stale_queued(SlotState& state);
+
+  EntryId guess(const std::uint8_t* key) const;
+  void match_block(const Entry* entry, std::uint32_t depth);
+  void end_runs(std::vector<std::uint32_t>& depths, std::uint64_t& alive, std::uint64_t held,
+                std::size_t word, std::uint32_t depth) const;
+
+  std::size_t max_blocks_;
+  std::vector<Namespace> namespaces_;
+  EntryPool entries_;
+  Table<KeyCell> by_key_;
+  MaskRows rows_;
+  std::vector<std::unique_ptr<SlotState>> slots_;
+  std::vector<std::uint32_t> free_slots_;  // a heap, lowest first
+  std::vector<std::uint8_t> chained_;      // scratch of `store`
+
+  // Scratch of `match`: for words of slots where a run is still unbroken, who is alive in each view.
+  struct AliveWord {
+    std::size_t word;
+    std::uint64_t device, resident, expected;
+  };
+  std::vector<AliveWord> alive_;
+  Depths depths_;
+};
+
+}  // namespace trunkline

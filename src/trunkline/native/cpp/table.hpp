@@ -1,0 +1,110 @@
+// A hash table of plain cells: linear probing, deletion by shifting back (no tombstones, so that churn
+// with a constant live set neither grows nor slows it), and growth by 1.4 to keep slack small.
+// Read index.hpp next.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace trunkline {
+
+/// Spreads numbers that are not random by themselves (an engine may count its hashes up from 1).
+inline std::uint32_t spread(std::uint64_t value) {
+  value ^= value >> 32;
+  value *= 0x9fb21c651e98df25;
+  value ^= value >> 29;
+  value *= 0x9fb21c651e98df25;
+  return static_cast<std::uint32_t>(value >> 32);
+}
+
+/// `Cell` is trivially copyable and has `std::uint32_t order() const` (a uniform hash, always the same for
+/// the cell's lifetime), `bool is_empty() const` and `static Cell empty()`.
+template <class Cell>
+class Table {
+ public:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  std::size_t size() const { return size_; }
+  std::size_t allocated_bytes() const { return cells_.capacity() * sizeof(Cell); }
+  Cell& operator[](std::size_t position) { return cells_[position]; }
+  const Cell& operator[](std::size_t position) const { return cells_[position]; }
+
+  /// Where the cell with this order that `is_wanted` accepts lies, or `kNone`.
+  template <class Predicate>
+  std::size_t find(std::uint32_t order, Predicate is_wanted) const {
+    if (size_ == 0) return kNone;
+    for (std::size_t position = home(order);; position = after(position)) {
+      const Cell& cell = cells_[position];
+      if (cell.is_empty()) return kNone;
+      if (is_wanted(cell)) return position;
+    }
+  }
+
+  /// Puts in a cell that is not there yet; where it lies until the next insertion or removal.
+  std::size_t insert(const Cell& cell) {
+    if ((size_ + 1) * 5 > cells_.size() * 4) grow();
+    ++size_;
+    return place(cell);
+  }
+
+  void erase(std::size_t hole) {
+    for (std::size_t position = after(hole);; position = after(position)) {
+      const Cell& cell = cells_[position];
+      if (cell.is_empty()) break;
+      // A cell may move back to the hole when its home does not lie behind the hole.
+      if (distance(home(cell.order()), position) >= distance(hole, position)) {
+        cells_[hole] = cell;
+        hole = position;
+      }
+    }
+    cells_[hole] = Cell::empty();
+    --size_;
+  }
+
+  void prefetch(std::uint32_t order) const {
+    if (size_ != 0) __builtin_prefetch(&cells_[home(order)]);
+  }
+
+  template <class Visitor>
+  void each(Visitor visit) const {
+    for (const Cell& cell : cells_) {
+      if (!cell.is_empty()) visit(cell);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kLeastCells = 16;
+
+  // Monotone in `order`, so that growing walks both arrays once, front to back.
+  std::size_t home(std::uint32_t order) const {
+    return static_cast<std::size_t>((std::uint64_t{order} * cells_.size()) >> 32);
+  }
+  std::size_t after(std::size_t position) const {
+    return position + 1 == cells_.size() ? 0 : position + 1;
+  }
+  std::size_t distance(std::size_t from, std::size_t to) const {
+    return to >= from ? to - from : to + cells_.size() - from;
+  }
+
+  std::size_t place(const Cell& cell) {
+    std::size_t position = home(cell.order());
+    while (!cells_[position].is_empty()) position = after(position);
+    cells_[position] = cell;
+    return position;
+  }
+
+  void grow() {
+    const std::size_t wanted = cells_.size() + cells_.size() * 2 / 5;
+    std::vector<Cell> old(wanted < kLeastCells ? kLeastCells : wanted, Cell::empty());
+    old.swap(cells_);
+    for (const Cell& cell : old) {
+      if (!cell.is_empty()) place(cell);
+    }
+  }
+
+  std::vector<Cell> cells_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace trunkline
