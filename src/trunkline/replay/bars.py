@@ -47,7 +47,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Check:
     """How a run did at a bar."""
 
     bar: Bar
@@ -86,7 +86,7 @@ def parse_bars(expression: str, *, is_failure: bool = False) -> list[Bar]:
     return bars
 
 
-def check_bars(bars: list[Bar], figures: Mapping[str, Any]) -> list[Verdict]:
+def check_bars(bars: list[Bar], figures: Mapping[str, Any]) -> list[Check]:
     """Hold a run's figures (`Summary.as_dict()`) against bars. Raises ConfigError for unknown
     figures.
     """
@@ -106,16 +106,16 @@ def flatten(figures: Mapping[str, Any], prefix: str = "") -> dict[str, float | N
     return flat
 
 
-def _checked(bar: Bar, known: Mapping[str, float | None]) -> Verdict:
+def _checked(bar: Bar, known: Mapping[str, float | None]) -> Check:
     measured = _figure(bar.key, known)
     limit: float | None = bar.number
     if bar.right_key:
         other = _figure(bar.right_key, known)
         limit = None if other is None else bar.number * other
     if measured is None or limit is None or not isfinite(measured):
-        return Verdict(bar=bar, measured=measured, limit=limit, is_passed=False)
+        return Check(bar=bar, measured=measured, limit=limit, is_passed=False)
     is_true = _OPERATORS[bar.compare](measured, limit)
-    return Verdict(bar=bar, measured=measured, limit=limit, is_passed=is_true != bar.is_failure)
+    return Check(bar=bar, measured=measured, limit=limit, is_passed=is_true != bar.is_failure)
 
 
 def _figure(key: str, known: Mapping[str, float | None]) -> float | None:

@@ -32,7 +32,7 @@ ValueT = TypeVar("ValueT")
 class PromptOptions:
     """Which tokens prompts are made of."""
 
-    vocab_size: int = 32_000
+    vocab_size: int = 4_096
     first_id: int = 512
     """Lower ids are left to special tokens and bytes. The last quarter is left to answers."""
     tokens_per_block: int | None = None
