@@ -17,6 +17,7 @@ CHURN_HALF_LIFE_MS = 60_000.0
 """Half-life of the memory of recently placed cold prefill (measured on four traces)."""
 
 _RESCALE_AT = 2.0**64
+_TYPICAL_STEP = 0.1
 
 
 class PrefillQueue:
@@ -30,6 +31,7 @@ class PrefillQueue:
         "churn",
         "foreign_ms",
         "scale",
+        "typical_ms",
     )
 
     def __init__(self) -> None:
@@ -43,6 +45,8 @@ class PrefillQueue:
         """Measured over predicted prefill time of this worker (calibration)."""
         self.foreign_ms = 0.0
         """Queue that the worker reports beyond what this book explains: other gateways' work."""
+        self.typical_ms = 0.0
+        """Prefill of a recent request, smoothed; what a foreign one is taken for."""
 
     def start(self, ticket: int, prefill_ms: float, now: Instant) -> None:
         """A request was sent. Raises ValueError for a ticket that is already in the book."""
@@ -52,6 +56,7 @@ class PrefillQueue:
             self._head_since = now
         self._pending[ticket] = prefill_ms
         self._total_ms += prefill_ms
+        self.typical_ms += (prefill_ms - self.typical_ms) * _TYPICAL_STEP
 
     def first_token(self, ticket: int, now: Instant) -> None:
         """Its prefill is over; it decodes now."""
@@ -73,6 +78,11 @@ class PrefillQueue:
         head_ms = next(iter(pending.values()))
         served_ms = now - self._head_since
         return self._total_ms - (served_ms if served_ms < head_ms else head_ms) + self.foreign_ms
+
+    def correct(self, waiting_count: int) -> None:
+        """The worker says how many requests wait there: those beyond our own are somebody else's.
+        """
+        self.foreign_ms = max(0, waiting_count - len(self._pending)) * self.typical_ms
 
     @property
     def pending_count(self) -> int:

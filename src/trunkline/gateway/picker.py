@@ -23,31 +23,13 @@ from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
 from trunkline.errors import NoWorker
-from trunkline.gateway.contracts import (
-    AttemptEnd,
-    Endpoint,
-    InferenceRequest,
-    Pick,
-)
+from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.tokenise import PromptTokens
 from trunkline.ports.clock import Clock
+from trunkline.ports.worker import AttemptEnd, Target
 
 LOOKUP_SAMPLES = 4_096
 """Directory look-up times kept for the percentiles of a report."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Target:
-    """What the picker must know of a worker beside its routing state; kept by the membership."""
-
-    worker: WorkerId
-    endpoint: Endpoint
-    headers: tuple[tuple[str, str], ...] = ()
-    predicted_ttl_ms: float
-    wants_checkpoints: bool = False
-    """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
-    on_attempt: Callable[[AttemptEnd], None] = field(default=lambda end: None)
-    """Told how each attempt ended, for breaker and health."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +150,7 @@ class FleetPicker:
         ticket: _Ticket = pick.ticket
         was_open = ticket.state.queue.end(ticket.number, self._clock.now())
         assert was_open, f"attempt {ticket.number} on {pick.worker} ended twice"
-        ticket.target.on_attempt(end)
+        ticket.target.on_ended(end)
         if end is AttemptEnd.COMPLETE and cached_tokens is not None and ticket.keys is not None:
             self._account(ticket, ticket.keys.block_tokens, cached_tokens)
         if end is AttemptEnd.WORKER_FAILED and ticket.keys is not None:
@@ -253,6 +235,7 @@ class FleetPicker:
             sent_at=now,
             is_stream=request.is_stream,
         )
+        target.on_sent()
         state.queue.start(ticket.number, decision.miss_ms, now)
         self._fleet.churn.add(state.queue, decision.prompt_tokens - decision.matched_tokens, now)
         if keys is not None and target.predicted_ttl_ms > 0:

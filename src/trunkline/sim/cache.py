@@ -52,12 +52,13 @@ class PrefixCache:
             evicted.append(blocks.popitem(last=False)[0])
         return Use(hit_blocks=hit_blocks, evicted=evicted, false_hits=false_hits)
 
-    def clear(self) -> None:
-        self._blocks.clear()
-
     def keys(self) -> bytes:
         """All keys, sorted and packed; for comparing the directory with the truth."""
         return b"".join(sorted(self._blocks))
+
+    def holds(self, block_id: int) -> bool:
+        """Whether a block of that id is resident, under whatever key."""
+        return block_id in self._blocks.values()
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -1,0 +1,117 @@
+"""Which workers there are, what each can do, and whether it may be used now.
+
+One supervised task a worker: find out what it is, let it join fleet and directory, then follow its
+events, health and load until it leaves. A worker that cannot be asked is shown and tried again,
+never guessed at. Must never: choose a worker (`core/routing.py` does), or let what one incarnation
+said live on in the next. Read `member.py` for one worker, `engine.py` for what engines answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from trunkline.control.member import Heartbeat, Member, MemberParts, MemberView, WorkerSpec
+from trunkline.core.leases import LeaseTable
+from trunkline.errors import ConfigError
+
+MAX_WORKERS = 4_096
+"""Most workers of one gateway; one more is refused with a clear error (C40)."""
+
+
+class Membership:
+    """The workers of one gateway. An async context manager: leaving it ends all their tasks."""
+
+    def __init__(self, parts: MemberParts, *, heartbeat_ttl_ms: float) -> None:
+        self._parts = parts
+        self._members: dict[str, Member] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._leases = LeaseTable(ttl_ms=heartbeat_ttl_ms)
+        self._heartbeat_ttl_ms = heartbeat_ttl_ms
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await self._group.__aexit__(kind, error, trace)
+
+    def add(self, spec: WorkerSpec) -> str:
+        """Take a worker in; its name. What is here already with the same spec stays as it is (C10).
+
+        Raises ConfigError beyond 4,096 workers.
+        """
+        known = self._members.get(spec.name)
+        if known is not None and known.spec == spec:
+            return spec.name
+        if known is None and len(self._members) >= MAX_WORKERS:
+            raise ConfigError(f"{spec.name}: {MAX_WORKERS} workers are here, no more are taken")
+        self.remove(spec.name)
+        member = Member(spec, self._parts)
+        self._members[spec.name] = member
+        self._tasks[spec.name] = self._group.create_task(member.live(), name=f"worker {spec.name}")
+        return spec.name
+
+    def remove(self, name: str) -> bool:
+        """Forget a worker at once; requests it is answering go on. False when it is unknown."""
+        member = self._members.pop(name, None)
+        if member is None:
+            return False
+        self._tasks.pop(name).cancel()
+        member.leave()
+        for worker in member.workers:
+            self._leases.forget(worker)
+        return True
+
+    def drain(self, name: str) -> bool:
+        """Send no new requests there; what runs goes on. False when it is unknown."""
+        member = self._members.get(name)
+        if member is not None:
+            member.drain()
+        return member is not None
+
+    def heartbeat(self, heartbeat: Heartbeat) -> str | None:
+        """Take a heartbeat of a digest-mode worker; why it was refused, None when it was not."""
+        member = self._members.get(heartbeat.name)
+        if member is None or not member.workers:
+            return f"{heartbeat.name}: no such worker here, or it is not reachable yet"
+        worker = member.workers[0]
+        boot = self._parts.clock.boot()
+        before = self._leases.boot_nonce(worker)
+        refusal = self._leases.renew(worker, heartbeat.boot_nonce, heartbeat.counter, boot)
+        if refusal is None:
+            is_new_life = before is not None and before != heartbeat.boot_nonce
+            member.take_heartbeat(heartbeat, boot, self._heartbeat_ttl_ms, is_new_life)
+        return refusal
+
+    def views(self) -> list[MemberView]:
+        """All workers as operators see them, in the order they were added."""
+        return [member.view() for member in self._members.values()]
+
+    def view(self, name: str) -> MemberView | None:
+        member = self._members.get(name)
+        return member.view() if member else None
+
+    async def wait_usable(self, count: int, timeout_ms: float) -> bool:
+        """Until `count` workers are in the fleet; False when the time is over first."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000.0):
+                while sum(1 for m in self._members.values() if m.is_joined) < count:
+                    await self._parts.joined.wait()
+                    self._parts.joined.clear()
+        except TimeoutError:
+            return False
+        return True
+
+    def served_models(self) -> list[str]:
+        """Model names that the workers announce, sorted."""
+        return sorted({m.model_id for m in self._members.values() if m.model_id})

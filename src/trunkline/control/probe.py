@@ -1,0 +1,94 @@
+"""One small HTTP request to a worker, for discovery, health and load.
+
+Not the data plane: a fresh connection each time, the whole answer in memory, a bound on its size
+and one deadline for all of it. Read `membership.py` next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import httptools
+
+from trunkline.errors import WorkerLost, WorkerTimeout
+from trunkline.ports.worker import Endpoint
+
+MAX_ANSWER_BYTES = 8 << 20
+"""A metrics page of a large engine has about 200 kB."""
+
+_READ_BYTES = 64 << 10
+
+
+class _Answer:
+    """Callbacks of the parser."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.is_begun = False
+        self.is_complete = False
+
+    def on_headers_complete(self) -> None:
+        self.is_begun = True
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+async def fetch(
+    endpoint: Endpoint, method: str, path: str, *, timeout_ms: float
+) -> tuple[int, bytes]:
+    """Status and body of one request without a body.
+
+    Raises WorkerTimeout past the deadline, WorkerLost when the worker refuses, breaks off, answers
+    nonsense or more than 8 MiB.
+    """
+    try:
+        async with asyncio.timeout(timeout_ms / 1_000.0):
+            return await _fetch(endpoint, method, path)
+    except TimeoutError as error:
+        raise WorkerTimeout(
+            f"{endpoint.host_header}{path} did not answer within {timeout_ms:.0f} ms"
+        ) from error
+    except (OSError, httptools.HttpParserError) as error:
+        reason = type(error).__name__
+        raise WorkerLost(f"{endpoint.host_header}{path} failed: {reason}") from error
+
+
+async def _fetch(endpoint: Endpoint, method: str, path: str) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection(
+        endpoint.host, endpoint.port, ssl=True if endpoint.is_tls else None
+    )
+    try:
+        writer.write(_request(endpoint, method, path))
+        answer = _Answer()
+        parser = httptools.HttpResponseParser(answer)
+        while not answer.is_complete:
+            data = await reader.read(_READ_BYTES)
+            if not data:
+                if not answer.is_begun:
+                    raise WorkerLost(f"{endpoint.host_header}{path} closed without an answer")
+                break  # the close is the end of a body without a length
+            parser.feed_data(data)
+            if len(answer.body) > MAX_ANSWER_BYTES:
+                raise WorkerLost(
+                    f"{endpoint.host_header}{path} answered more than {MAX_ANSWER_BYTES} bytes"
+                )
+        return parser.get_status_code(), bytes(answer.body)
+    finally:
+        writer.close()
+
+
+def _request(endpoint: Endpoint, method: str, path: str) -> bytes:
+    lines = [
+        f"{method} {endpoint.base_path}{path} HTTP/1.1",
+        f"host: {endpoint.host_header}",
+        "accept: */*",
+        "connection: close",
+        "content-length: 0",
+    ]
+    if endpoint.api_key:
+        lines.append(f"authorization: Bearer {endpoint.api_key}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")

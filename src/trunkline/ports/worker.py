@@ -1,0 +1,98 @@
+"""What the membership, the data plane and the feeds tell one another about a worker.
+
+The membership (`control/`) finds out what a worker is; the data plane (`gateway/`) sends requests
+there; neither imports the other. Plain records and two Protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from trunkline.core.records import WorkerId
+
+if TYPE_CHECKING:
+    from trunkline.core.feed import WorkerFeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a worker listens. Made from the registry, never from a client's words."""
+
+    host: str
+    port: int
+    host_header: str
+    base_path: str = ""
+    is_tls: bool = False
+    api_key: str = field(default="", repr=False)
+
+
+class AttemptEnd(Enum):
+    """How one attempt ended, for load book, breaker and calibration."""
+
+    COMPLETE = "complete"
+    """The whole answer went through; the worker's status was below 500."""
+    WORKER_FAILED = "worker-failed"
+    """Connection refused or lost, time-out, status 5xx, or a broken answer."""
+    CLIENT_GONE = "client-gone"
+    """The client left; says nothing about the worker."""
+
+
+def ignore_sent() -> None:
+    """For workers that nobody watches."""
+
+
+def ignore_ended(end: AttemptEnd) -> None:
+    """For workers that nobody watches."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Target:
+    """What the data plane must know of a worker beside its routing state."""
+
+    worker: WorkerId
+    endpoint: Endpoint
+    headers: tuple[tuple[str, str], ...] = ()
+    """Sent with each request, for example the data-parallel rank."""
+    predicted_ttl_ms: float = 0.0
+    """How long a decision counts as residency there."""
+    wants_checkpoints: bool = False
+    """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
+    on_sent: Callable[[], None] = ignore_sent
+    on_ended: Callable[[AttemptEnd], None] = ignore_ended
+    """Told of each attempt once when it is sent and once when it ends, for the breaker."""
+
+
+class Targets(Protocol):
+    """The data plane's table of workers, as the membership writes it."""
+
+    def add_target(self, target: Target) -> None: ...
+    def remove_target(self, worker: WorkerId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSource:
+    """One rank's event stream, as the worker announced it."""
+
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+
+
+class FeedRunner(Protocol):
+    """Follows one event stream and hands its batches to a feed, until cancelled."""
+
+    async def __call__(self, source: EventSource, feed: WorkerFeed) -> None: ...
+
+
+class Fetch(Protocol):
+    """One small HTTP request to a worker: status and body."""
+
+    async def __call__(
+        self, endpoint: Endpoint, method: str, path: str, *, timeout_ms: float
+    ) -> tuple[int, bytes]:
+        """Raises WorkerLost or WorkerTimeout."""
+        ...

@@ -1,0 +1,406 @@
+"""The fleet model: real routing, directory and feeds over modelled workers, on a virtual clock.
+
+Each worker has a FIFO prefill server (missed tokens x price + fixed), decodes without disturbing
+it, and an LRU of blocks that are usable as soon as a prompt is placed. Good for ranking policies,
+not for absolute latency: no batching, no chunked prefill, outputs not cached (docs/routing.md).
+What it decides with is the code that runs in production: `core` gets the same calls with the same
+arguments.
+
+A trace's block id stands for `block_tokens` tokens: chains are made over ids, one "token" a block,
+and prices over tokens. Cost: about 60 us of CPU a request and 1.5 us a block. Read `figures.py`
+next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from trunkline.core.actions import Action, RequestReplay
+from trunkline.core.cost import CostModel
+from trunkline.core.decision import Decision
+from trunkline.core.directory import Directory
+from trunkline.core.events import CacheEvent, EventBatch
+from trunkline.core.feed import WorkerFeed
+from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.identity import ModelIdentity, Namespace, Scope, ScopeKind, derive_namespace
+from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
+from trunkline.core.profiles import Profile, Scheduling
+from trunkline.core.records import BootInstant, Instant, WorkerId
+from trunkline.core.routing import Router, RouteRequest
+from trunkline.replay.traces import TraceRequest
+from trunkline.replay.workloads import Workload
+from trunkline.sim.cache import PrefixCache
+from trunkline.sim.publisher import Publisher, removed_event, stored_event
+
+LEASE_MS = 3_000.0
+"""Three heartbeats: how long a worker that vanished may still be chosen."""
+
+TICK_MS = 1_000.0
+_ROOT_KEY = b"trunkline fleet model, root key."
+_MAX_DIRECTORY_BLOCKS = 8_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """What may be done to a run."""
+
+    policy: str = "cache_aware"
+    event_delay_ms: float = 1_000.0
+    event_loss: float = 0.0
+    kill_worker_at_ms: float | None = None
+    isolate: str = "none"
+    """`none`: one namespace; `session`: one a session; `tenants`: two, by turns."""
+    seed: int = 0
+    churn_weight: float = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a run counted."""
+
+    ttft_ms: list[float] = field(default_factory=list[float])
+    input_tokens: int = 0
+    hit_tokens: int = 0
+    hit_requests: int = 0
+    over_claims: int = 0
+    false_hits: int = 0
+    lost: int = 0
+    retried: int = 0
+    used_after_lease: int = 0
+    queue_ms: float = 0.0
+    work_ms: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+    lookup_us: list[float] = field(default_factory=list[float])
+    directory_blocks: int = 0
+    directory_bytes: int = 0
+    directory_agrees: bool = True
+    """Whether, all events delivered, the directory holds exactly what the workers hold."""
+    hot_prefix_holders: int = 0
+    """Workers that hold the first block of each of the three hottest roots at the end, at the
+    least.
+    """
+    feed_gaps: int = 0
+    feed_replays: int = 0
+
+
+class _Kind(IntEnum):
+    FIRST_TOKEN = 0
+    END = 1
+    BATCH = 2
+    REPLAY = 3
+    TICK = 4
+    KILL = 5
+    LEASE_END = 6
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """One request on its way."""
+
+    request: TraceRequest
+    keys: KeyChain
+    arrival_ms: float
+    tried: frozenset[WorkerId] = frozenset()
+    attempt: int = 0
+    is_answered: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    """The truth about one modelled worker."""
+
+    state: WorkerState
+    cache: PrefixCache
+    publisher: Publisher
+    feed: WorkerFeed
+    busy_until_ms: float = 0.0
+    is_dead: bool = False
+    jobs: dict[int, _Job] = field(default_factory=dict[int, _Job])
+    """Jobs without a first token yet, by ticket."""
+
+
+class FleetModel:
+    """One run of one workload under one policy."""
+
+    def __init__(
+        self, workload: Workload, options: ModelOptions, stopwatch_us: Callable[[], float]
+    ) -> None:
+        """`stopwatch_us` times look-ups; it takes no part in any decision."""
+        self._workload = workload
+        self._options = options
+        self._stopwatch_us = stopwatch_us
+        self.outcome = Outcome()
+        self._directory = Directory(max_blocks=_MAX_DIRECTORY_BLOCKS)
+        self._fleet = Fleet(virtual_nodes=128, now=Instant(0.0))
+        self._cost = CostModel(_profile(workload), churn_weight=options.churn_weight)
+        self._router = Router(
+            fleet=self._fleet,
+            cost=self._cost,
+            policy=options.policy,
+            rng=random.Random(options.seed),
+        )
+        self._heap: list[tuple[float, int, _Kind, object]] = []
+        self._pushed = 0
+        self._tickets = 0
+        self._namespaces: dict[str, Namespace] = {}
+        self._roots: Counter[int] = Counter()
+        self._workers: dict[WorkerId, _Worker] = {}
+        for index in range(workload.workers):
+            self._add_worker(WorkerId(f"w{index}"), index)
+
+    def run(
+        self, requests: Sequence[TraceRequest], progress: Callable[[], None] | None = None
+    ) -> Outcome:
+        """All requests to their end, and all events to the directory."""
+        if self._options.kill_worker_at_ms is not None:
+            self._push(self._options.kill_worker_at_ms, _Kind.KILL, WorkerId("w0"))
+        self._push(TICK_MS, _Kind.TICK, None)
+        for number, request in enumerate(requests):
+            self._run_until(request.arrival_ms)
+            self._arrive(number, request)
+            if progress is not None:
+                progress()
+        self._run_until(float("inf"))
+        self._check_directory()
+        return self.outcome
+
+    # -- the life of a request -------------------------------------------------------------------
+
+    def _arrive(self, number: int, request: TraceRequest) -> None:
+        assert request.block_ids is not None, "the model needs block ids"
+        namespace = self._namespace(number, request)
+        ids = array("I", request.block_ids[: request.full_blocks])
+        if ids:
+            self._roots[ids[0]] += 1
+        job = _Job(request=request, keys=chain(namespace, ids), arrival_ms=request.arrival_ms)
+        self.outcome.input_tokens += request.input_tokens
+        self._place(job, request.arrival_ms)
+
+    def _place(self, job: _Job, now_ms: float) -> None:
+        """Route, as the gateway does, until a worker takes the job."""
+        while True:
+            decision = self._decide(job, now_ms)
+            if decision is None:
+                self.outcome.lost += 1
+                return
+            worker = self._workers[decision.worker]
+            if not worker.is_dead:
+                break
+            self.outcome.retried += 1
+            if now_ms >= (self._options.kill_worker_at_ms or 0.0) + LEASE_MS:
+                self.outcome.used_after_lease += 1
+            job.tried |= {decision.worker}
+        self._start(job, worker, decision, now_ms)
+
+    def _decide(self, job: _Job, now_ms: float) -> Decision | None:
+        request, block_tokens = job.request, self._workload.block_tokens
+        started = self._stopwatch_us()
+        match = self._directory.match(job.keys)
+        self.outcome.lookup_us.append(self._stopwatch_us() - started)
+        limit = (request.input_tokens - 1) // block_tokens
+        matched = [min(blocks, limit) * block_tokens for blocks in match.expected]
+        home = min(len(job.keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens))
+        return self._router.route(
+            RouteRequest(
+                request_id="",
+                prompt_tokens=request.input_tokens,
+                matched_tokens=matched,
+                home_key=job.keys[home - 1] if home else None,
+            ),
+            now=Instant(now_ms),
+            boot=BootInstant(now_ms),
+            tried=job.tried,
+        )
+
+    def _start(self, job: _Job, worker: _Worker, decision: Decision, now_ms: float) -> None:
+        """The worker takes the job: what it really holds decides what is computed."""
+        request, outcome, state = job.request, self.outcome, worker.state
+        block_tokens = self._workload.block_tokens
+        keys = [bytes(job.keys[i]) for i in range(len(job.keys))]
+        ids = array("I", (request.block_ids or ())[: len(keys)])
+        use = worker.cache.use(keys, ids)
+        hit_blocks = min(use.hit_blocks, (request.input_tokens - 1) // block_tokens)
+        hit_tokens = hit_blocks * block_tokens
+        outcome.false_hits += use.false_hits
+        outcome.over_claims += decision.matched_tokens > hit_tokens
+        self._tickets += 1
+        now = Instant(now_ms)
+        state.queue.start(self._tickets, decision.miss_ms, now)
+        self._fleet.churn.add(state.queue, request.input_tokens - decision.matched_tokens, now)
+        ttl_ms = 5_000.0
+        self._directory.predict(state.worker, job.keys, now=now, ttl_ms=ttl_ms)
+        prefill_ms = self._workload.prefill_ms(request.input_tokens - hit_tokens)
+        outcome.queue_ms += max(0.0, worker.busy_until_ms - now_ms)
+        worker.busy_until_ms = max(worker.busy_until_ms, now_ms) + prefill_ms
+        outcome.work_ms[state.worker] += prefill_ms
+        if job.attempt == 0:
+            outcome.hit_tokens += hit_tokens
+            outcome.hit_requests += hit_tokens > 0
+        job.attempt += 1
+        worker.jobs[self._tickets] = job
+        self._push(worker.busy_until_ms, _Kind.FIRST_TOKEN, (worker, self._tickets))
+        answer_ms = request.output_tokens * self._workload.decode_token_ms
+        self._push(worker.busy_until_ms + answer_ms, _Kind.END, (worker, self._tickets))
+        self._publish(worker, job, keys, ids, use.hit_blocks, use.evicted, now_ms)
+
+    def _publish(
+        self,
+        worker: _Worker,
+        job: _Job,
+        keys: list[bytes],
+        ids: array[int],
+        first_new: int,
+        evicted: list[bytes],
+        now_ms: float,
+    ) -> None:
+        events: list[CacheEvent] = []
+        if first_new < len(keys):
+            events.append(stored_event(keys, ids, first_new, job.keys.namespace.salt))
+        if evicted:
+            events.append(removed_event(evicted))
+        batch = worker.publisher.publish(events) if events else None
+        if batch is not None:
+            self._push(now_ms + self._options.event_delay_ms, _Kind.BATCH, (worker, batch))
+
+    # -- what else happens -----------------------------------------------------------------------
+
+    def _run_until(self, limit_ms: float) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= limit_ms:
+            now_ms, _, kind, what = heapq.heappop(heap)
+            self._happen(Instant(now_ms), kind, what)
+
+    def _happen(self, now: Instant, kind: _Kind, what: object) -> None:
+        match kind, what:
+            case _Kind.FIRST_TOKEN, (_Worker() as worker, int(ticket)):
+                self._first_token(worker, ticket, now)
+            case _Kind.END, (_Worker() as worker, int(ticket)):
+                worker.state.queue.end(ticket, now)
+            case _Kind.BATCH, (_Worker() as worker, EventBatch() as batch):
+                self._act(worker, worker.feed.live(batch, now), now)
+            case _Kind.REPLAY, (_Worker() as worker, RequestReplay() as asked):
+                self._replay(worker, asked, now)
+            case _Kind.TICK, _:
+                self._tick(now)
+            case _Kind.KILL, str(name):
+                self._kill(self._workers[WorkerId(name)], now)
+            case _Kind.LEASE_END, str(name):
+                self._fleet.remove(WorkerId(name))
+                self._directory.leave(WorkerId(name))
+            case _:
+                raise AssertionError(f"unknown happening {kind}")
+
+    def _first_token(self, worker: _Worker, ticket: int, now: Instant) -> None:
+        job = worker.jobs.pop(ticket, None)
+        if job is None:
+            return  # the worker was killed first
+        worker.state.queue.first_token(ticket, now)
+        self.outcome.ttft_ms.append(now - job.arrival_ms)
+
+    def _act(self, worker: _Worker, actions: list[Action], now: Instant) -> None:
+        for action in actions:
+            if isinstance(action, RequestReplay):
+                delay_ms = self._options.event_delay_ms
+                self._push(now + delay_ms, _Kind.REPLAY, (worker, action))
+
+    def _replay(self, worker: _Worker, asked: RequestReplay, now: Instant) -> None:
+        if worker.is_dead:
+            self._act(worker, worker.feed.replay_failed(asked.replay_id, "gone", now), now)
+            return
+        for batch in worker.publisher.replay(asked.from_seq):
+            self._act(worker, worker.feed.replayed(batch, asked.replay_id, now), now)
+        self._act(worker, worker.feed.replay_ended(asked.replay_id, now), now)
+
+    def _tick(self, now: Instant) -> None:
+        self._directory.expire(now)
+        for worker in self._workers.values():
+            self._act(worker, worker.feed.tick(now), now)
+        if self._heap:
+            self._push(now + TICK_MS, _Kind.TICK, None)
+
+    def _kill(self, worker: _Worker, now: Instant) -> None:
+        """Its connections break at once, so its jobs start anew elsewhere; its lease runs out
+        later.
+        """
+        worker.is_dead = True
+        self._push(now + LEASE_MS, _Kind.LEASE_END, worker.state.worker)
+        jobs, worker.jobs = worker.jobs, {}
+        for ticket, job in jobs.items():
+            worker.state.queue.end(ticket, now)
+            job.tried |= {worker.state.worker}
+            self._place(job, now)
+
+    # -- set-up and checks -----------------------------------------------------------------------
+
+    def _add_worker(self, name: WorkerId, index: int) -> None:
+        slot = self._directory.join(
+            name, block_tokens=1, max_predicted=self._workload.capacity_blocks
+        )
+        state = WorkerState(worker=name, slot=slot, block_tokens=1)
+        self._fleet.add(state)
+        draw = random.Random(self._options.seed * 1_009 + index)
+        worker = _Worker(
+            state=state,
+            cache=PrefixCache(self._workload.capacity_blocks),
+            publisher=Publisher(loss=self._options.event_loss, rng=draw),
+            feed=WorkerFeed(name, self._directory),
+        )
+        self._workers[name] = worker
+        self.outcome.work_ms[name] = 0.0
+        self._act(worker, worker.feed.joined(Instant(0.0)), Instant(0.0))
+
+    def _namespace(self, number: int, request: TraceRequest) -> Namespace:
+        match self._options.isolate:
+            case "session":
+                name = request.session or str(number)
+            case "tenants":
+                name = f"tenant-{number % 2}"
+            case _:
+                name = "everyone"
+        known = self._namespaces.get(name)
+        if known is None:
+            known = self._namespaces[name] = derive_namespace(
+                _ROOT_KEY,
+                Scope(kind=ScopeKind.TENANT, org="model", tenant=name),
+                ModelIdentity(model_id=self._workload.name, block_tokens=1),
+            )
+            self._directory.admit_namespace(known)
+        return known
+
+    def _check_directory(self) -> None:
+        outcome = self.outcome
+        outcome.directory_blocks = self._directory.block_count()
+        outcome.directory_bytes = self._directory.memory_bytes()
+        hottest = [root for root, _ in self._roots.most_common(3)]
+        outcome.hot_prefix_holders = min(
+            (sum(w.cache.holds(root) for w in self._workers.values()) for root in hottest),
+            default=0,
+        )
+        for name, worker in self._workers.items():
+            outcome.feed_gaps += worker.feed.stats.gaps
+            outcome.feed_replays += worker.feed.stats.replays
+            if not worker.is_dead and self._directory.held_keys(name) != worker.cache.keys():
+                outcome.directory_agrees = False
+
+    def _push(self, at_ms: float, kind: _Kind, what: object) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (at_ms, self._pushed, kind, what))
+
+
+def _profile(workload: Workload) -> Profile:
+    return Profile(
+        name=workload.name,
+        prefill_fixed_ms=workload.prefill_fixed_ms,
+        prefill_token_ms=workload.prefill_token_ms,
+        prefill_context_ms=0.0,
+        decode_token_ms=workload.decode_token_ms,
+        kv_bytes_per_token=1,
+        max_batch_tokens=1,
+        scheduling=Scheduling.FIFO,
+        source=f"workload {workload.name}",
+    )
