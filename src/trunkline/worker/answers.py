@@ -1,0 +1,194 @@
+"""Answers on the wire: one job's tokens as server-sent events or as one JSON object.
+
+Each is an ASGI response that aborts its job when the client leaves. Chunks are laid out once a
+stream, and only the text is put in for each token. Read `engine.py` for where the tokens come
+from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from trunkline.worker.engine import Engine
+from trunkline.worker.jobs import Job
+from trunkline.worker.requests import Generation
+
+_encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one request gets; an ASGI application for that one request."""
+
+    request: Generation
+    engine: Engine
+    job: Job
+    id: str
+    created_s: int
+    model: str
+    piece_of: Callable[[int], str] = field(repr=False)
+    """Token id -> its text."""
+    on_started: Callable[[Generation, Job], None] = field(repr=False)
+    """Told once, when the prompt is computed."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._abort_when_gone(receive))
+                await (self._stream(send) if self.request.is_stream else self._whole(send))
+                watcher.cancel()
+        finally:
+            self.engine.abort(self.job)
+
+    async def _abort_when_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.engine.abort(self.job)
+
+    async def _stream(self, send: Send) -> None:
+        # Headers go out before the first token, as the engine does it.
+        await send(_start([(b"content-type", b"text/event-stream; charset=utf-8")]))
+        async for chunk in self._chunks():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if self.job.emitted:
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        job, request = self.job, self.request
+        await job.wait_beyond(0)
+        if not job.emitted:
+            return  # the client left while it waited
+        self.on_started(request, job)
+        end = find_end(self)
+        before, after = self._chunk_frame()
+        if request.is_chat:
+            yield self._first_chunk()
+        sent = 0
+        while sent < end.tokens:
+            await job.wait_beyond(sent)
+            upto = min(job.emitted, end.tokens)
+            if upto == sent:
+                return  # aborted in the middle
+            text = end.text[end.starts[sent] : end.starts[upto]]
+            ids = b""
+            if request.returns_ids:
+                ids = b',"token_ids":' + _encode(job.answer[sent:upto].tolist())
+            yield before + _encode(text) + after + ids + b"}]}\n\n"
+            sent = upto
+        self.engine.abort(job)  # does nothing unless a stop text ended it early
+        yield self._last_chunk(end.reason)
+        if request.includes_usage:
+            yield b"data: " + _encode(
+                {**self._envelope(), "choices": [], "usage": usage(job, sent)}
+            )
+            yield b"\n\n"
+
+    async def _whole(self, send: Send) -> None:
+        job, request = self.job, self.request
+        await job.wait_beyond(0)
+        if not job.emitted:
+            return
+        self.on_started(request, job)
+        end = find_end(self)
+        while job.emitted < end.tokens and not job.is_over:
+            await job.wait_beyond(job.emitted)
+        if job.emitted < end.tokens:
+            return
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": end.reason}
+        if request.is_chat:
+            choice["message"] = {"role": "assistant", "content": end.text, "tool_calls": []}
+        else:
+            choice["text"] = end.text
+        if request.returns_ids:
+            choice["token_ids"] = job.answer[: end.tokens].tolist()
+            choice["prompt_token_ids"] = job.prompt.tolist()
+        kind = "chat.completion" if request.is_chat else "text_completion"
+        body = _encode(
+            {
+                **self._envelope(kind),
+                "choices": [choice],
+                "usage": usage(job, end.tokens),
+            }
+        )
+        length = str(len(body)).encode()
+        await send(_start([(b"content-type", b"application/json"), (b"content-length", length)]))
+        await send({"type": "http.response.body", "body": body})
+
+    def _envelope(self, kind: str = "") -> dict[str, Any]:
+        streamed = "chat.completion.chunk" if self.request.is_chat else "text_completion"
+        return {
+            "id": self.id,
+            "object": kind or streamed,
+            "created": self.created_s,
+            "model": self.model,
+        }
+
+    def _first_chunk(self) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
+        more: dict[str, Any] = {}
+        if self.request.returns_ids:
+            more["prompt_token_ids"] = self.job.prompt.tolist()
+        return b"data: " + _encode({**self._envelope(), "choices": [choice], **more}) + b"\n\n"
+
+    def _last_chunk(self, reason: str) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "stop_reason": None}
+        choice |= {"delta": {}} if self.request.is_chat else {"text": ""}
+        return b"data: " + _encode({**self._envelope(), "choices": [choice]}) + b"\n\n"
+
+    def _chunk_frame(self) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a chunk, up to the end of its choice."""
+        head = b"data: " + _encode(self._envelope())[:-1] + b',"choices":[{"index":0,'
+        if self.request.is_chat:
+            return head + b'"delta":{"content":', b'},"logprobs":null,"finish_reason":null'
+        return head + b'"text":', b',"logprobs":null,"finish_reason":null'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerEnd:
+    """Where an answer ends, known as soon as its prompt is computed."""
+
+    text: str
+    starts: list[int]
+    """`text[starts[i]:starts[j]]` belongs to tokens i to j."""
+    tokens: int
+    reason: str
+
+
+def find_end(answer: Answer) -> AnswerEnd:
+    """Look for the first stop text; without one all wanted tokens are given."""
+    job, request = answer.job, answer.request
+    pieces = [answer.piece_of(token) for token in job.answer]
+    starts = [0]
+    for piece in pieces:
+        starts.append(starts[-1] + len(piece))
+    text = "".join(pieces)
+    found = [(text.find(stop), stop) for stop in request.stops]
+    found = [(at, stop) for at, stop in found if at >= 0]
+    if not found:
+        reason = "stop" if request.has_own_end else "length"
+        return AnswerEnd(text=text, starts=starts, tokens=len(pieces), reason=reason)
+    at, stop = min(found, key=lambda hit: hit[0] + len(hit[1]))
+    tokens = next(i for i, start in enumerate(starts) if start >= at + len(stop))
+    starts = [min(start, at) for start in starts]
+    return AnswerEnd(text=text[:at], starts=starts, tokens=tokens, reason="stop")
+
+
+def usage(job: Job, completion_tokens: int) -> dict[str, Any]:
+    """The token counts that end an answer."""
+    return {
+        "prompt_tokens": len(job.prompt),
+        "completion_tokens": completion_tokens,
+        "total_tokens": len(job.prompt) + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
+    }
+
+
+def _start(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": 200, "headers": headers}

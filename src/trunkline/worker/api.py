@@ -1,0 +1,249 @@
+"""The HTTP surface of the simulated engine: vLLM's paths, shapes and errors.
+
+Must never: touch the cache but through `engine.py`. Read `requests.py` for what is accepted and
+`answers.py` for what goes back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from trunkline.ports.clock import Clock
+from trunkline.ports.publisher import EventPublisher
+from trunkline.ports.tokenizer import Tokenizer
+from trunkline.worker.answers import Answer
+from trunkline.worker.engine import Engine
+from trunkline.worker.faults import Faults
+from trunkline.worker.jobs import Job, QueueFull
+from trunkline.worker.labels import LabelBook
+from trunkline.worker.metrics import Metrics
+from trunkline.worker.requests import BadRequest, Generation, Reader
+
+VERSION = "0.32.0+trunkline"
+_MAX_BODY_BYTES = 64 << 20
+_EMBEDDING_WIDTH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One data-parallel rank."""
+
+    engine: Engine
+    labels: LabelBook
+    publisher: EventPublisher | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Api:
+    """Handlers over the ranks of one worker."""
+
+    ranks: Sequence[Rank]
+    reader: Reader
+    tokenizer: Tokenizer
+    faults: Faults
+    metrics: Metrics
+    clock: Clock
+    id_prefix: str
+    _served: int = 0
+    _pieces: dict[int, str] = field(default_factory=dict[int, str])
+    """Text of single tokens, at most one entry for each id of the vocabulary."""
+
+    def routes(self) -> list[Route]:
+        post = ["POST"]
+        return [
+            Route("/v1/chat/completions", self.chat, methods=post),
+            Route("/v1/completions", self.completion, methods=post),
+            Route("/v1/embeddings", self.embeddings, methods=post),
+            Route("/v1/models", self.models),
+            Route("/health", self.health),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/version", self.version),
+            Route("/load", self.load),
+            Route("/metrics", self.scrape),
+            Route("/tokenize", self.tokenize, methods=post),
+            Route("/detokenize", self.detokenize, methods=post),
+            Route("/reset_prefix_cache", self.reset, methods=post),
+            Route("/kv_event_sources", self.event_sources),
+        ]
+
+    async def chat(self, request: Request) -> Response | Answer | Hanging:
+        return await self._answer(request, is_chat=True)
+
+    async def completion(self, request: Request) -> Response | Answer | Hanging:
+        return await self._answer(request, is_chat=False)
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": VERSION})
+
+    async def load(self, request: Request) -> Response:
+        busy = sum(rank.engine.running + rank.engine.waiting for rank in self.ranks)
+        return JSONResponse({"server_load": busy})
+
+    async def scrape(self, request: Request) -> Response:
+        return Response(self.metrics.rendered(), media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> Response:
+        card = {
+            "id": self.reader.model,
+            "object": "model",
+            "created": int(self.clock.wall()),
+            "owned_by": "trunkline",
+            "root": self.reader.model,
+            "parent": None,
+            "max_model_len": self.reader.context_tokens,
+        }
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await _json_body(request)
+        self.reader.check_model(body)
+        is_chat = "messages" in body
+        read = self.reader.chat_prompt if is_chat else self.reader.completion_prompt
+        ids = read(body).tolist()
+        limit = self.reader.context_tokens
+        return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await _json_body(request)
+        ids = body.get("tokens")
+        if not isinstance(ids, list):
+            raise BadRequest("tokens must be a list of token ids", "tokens")
+        packed = self.reader.token_ids(cast("list[Any]", ids), "tokens")
+        return JSONResponse({"prompt": self.tokenizer.decode(packed)})
+
+    async def embeddings(self, request: Request) -> Response:
+        """A deterministic vector for each input; it means nothing."""
+        body = await _json_body(request)
+        self.reader.check_model(body)
+        given = body.get("input")
+        inputs: list[Any] = cast("list[Any]", given) if isinstance(given, list) else [given]
+        if not inputs or not all(isinstance(one, str | list) for one in inputs):
+            raise BadRequest("input must be a text or a list of texts", "input")
+        data = [
+            {"object": "embedding", "index": index, "embedding": _embedding(one)}
+            for index, one in enumerate(inputs)
+        ]
+        return JSONResponse({"object": "list", "model": self.reader.model, "data": data})
+
+    async def reset(self, request: Request) -> Response:
+        # Every rank is asked, also after one that is busy.
+        done = [rank.engine.reset() for rank in self.ranks]
+        for rank in self.ranks:
+            rank.labels.resident()
+        return JSONResponse({"success": all(done)})
+
+    async def event_sources(self, request: Request) -> Response:
+        sources = [
+            {
+                "data_parallel_rank": index,
+                "endpoint": rank.publisher.endpoint,
+                "replay_endpoint": rank.publisher.replay_endpoint,
+                "buffer_steps": rank.publisher.buffer_batches,
+                "hwm": 100_000,
+                "max_queue_size": 100_000,
+                "topic": rank.publisher.topic,
+            }
+            for index, rank in enumerate(self.ranks)
+            if rank.publisher is not None
+        ]
+        return JSONResponse({"kv_event_sources": sources})
+
+    async def _answer(self, request: Request, *, is_chat: bool) -> Response | Answer | Hanging:
+        body = await _json_body(request)
+        if self.faults.is_unavailable:
+            return error_response(503, "the worker was told to fail", "ServiceUnavailableError")
+        if self.faults.is_hanging:
+            return Hanging()
+        generation = self.reader.generation(body, is_chat=is_chat)
+        rank = self._rank_for(request)
+        try:
+            job = rank.engine.submit(generation.prompt, generation.salt, generation.wanted_tokens)
+        except QueueFull as full:
+            return error_response(503, str(full), "ServiceUnavailableError")
+        self._served += 1
+        kind = "chatcmpl" if is_chat else "cmpl"
+
+        def label(generation: Generation, job: Job) -> None:
+            assert job.sequence is not None
+            rank.labels.attach(generation.labels, job.sequence.hashes)
+
+        return Answer(
+            request=generation,
+            engine=rank.engine,
+            job=job,
+            id=f"{kind}-{self.id_prefix}-{self._served:x}",
+            created_s=int(self.clock.wall()),
+            model=self.reader.model,
+            piece_of=self._piece,
+            on_started=label,
+        )
+
+    def _rank_for(self, request: Request) -> Rank:
+        """As told by the header; else the least busy, the first of equals."""
+        named = request.headers.get("x-data-parallel-rank")
+        if named is None:
+            return min(self.ranks, key=lambda rank: rank.engine.running + rank.engine.waiting)
+        if not (named.isascii() and named.isdigit() and int(named) < len(self.ranks)):
+            raise BadRequest(f"X-data-parallel-rank must be 0 to {len(self.ranks) - 1}")
+        return self.ranks[int(named)]
+
+    def _piece(self, token: int) -> str:
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self.tokenizer.decode(array("I", [token]))
+        return piece
+
+
+class Hanging:
+    """Never answers; ends when the client leaves."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        while message["type"] != "http.disconnect":
+            message = await receive()
+
+
+def error_response(status: int, message: str, kind: str, param: str | None = None) -> Response:
+    """An error in the shape that OpenAI's clients read."""
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return JSONResponse({"error": error}, status_code=status)
+
+
+async def on_bad_request(request: Request, error: Exception) -> Response:
+    """Exception handler of the application."""
+    assert isinstance(error, BadRequest)
+    kind = "NotFoundError" if error.status == 404 else "BadRequestError"
+    return error_response(error.status, str(error), kind, error.param)
+
+
+async def _json_body(request: Request) -> dict[str, Any]:
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > _MAX_BODY_BYTES:
+        raise BadRequest(f"the body is larger than {_MAX_BODY_BYTES} bytes", status=413)
+    try:
+        raw = await request.body()
+    except ClientDisconnect as error:
+        raise BadRequest("the client left") from error
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest("the body is not a JSON object") from error
+
+
+def _embedding(value: str | list[Any]) -> list[float]:
+    packed = json.dumps(value).encode("utf-8")
+    return [byte / 127.5 - 1 for byte in hashlib.shake_128(packed).digest(_EMBEDDING_WIDTH)]

@@ -1,0 +1,207 @@
+"""A simulated worker as a process: ranks, application, server, ready line.
+
+`run_worker` is the whole of `trunkline worker`; what it may not make itself (tokenizer, template,
+sockets of the events, clock, nonce) comes in as `WorkerParts`. Read `api.py` next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
+
+import msgspec
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+
+from trunkline.ports.clock import Clock
+from trunkline.ports.publisher import EventPublisher, PublisherFactory
+from trunkline.ports.template import ChatTemplate
+from trunkline.ports.tokenizer import Tokenizer
+from trunkline.worker.api import Api, Rank, on_bad_request
+from trunkline.worker.engine import Engine, EngineShape
+from trunkline.worker.faults import FaultyFeed
+from trunkline.worker.heartbeat import Heart, HeartbeatTotals, Reporter
+from trunkline.worker.labels import LabelBook
+from trunkline.worker.metrics import Metrics
+from trunkline.worker.options import Feed, WorkerOptions
+from trunkline.worker.requests import BadRequest, Reader
+
+KEEP_ALIVE_S = 5  # the engine's own default
+GRACE_S = 5
+_BACKLOG = 2_048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """What a worker is given by the wiring. `boot_nonce` is hex, new at each start."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    make_publisher: PublisherFactory
+    clock: Clock
+    boot_nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker that is built and not yet serving."""
+
+    app: Starlette
+    ranks: list[Rank]
+    heart: Heart | None
+
+
+def run_worker(options: WorkerOptions, parts: WorkerParts) -> None:
+    """Serve until SIGINT or SIGTERM; one line of JSON on stdout says that it is ready, and
+    where."""
+    uvloop.run(_serve(options, parts))
+
+
+def build_app(
+    options: WorkerOptions, parts: WorkerParts, on_ready: Callable[[], None] = lambda: None
+) -> Worker:
+    """Everything but the listening socket. `on_ready` is called when the application starts."""
+    metrics = Metrics(options.model, options.data_parallel_size)
+    ranks = [
+        _build_rank(options, parts, metrics, rank) for rank in range(options.data_parallel_size)
+    ]
+    metrics.watch([rank.engine for rank in ranks])
+    api = Api(
+        ranks=ranks,
+        reader=Reader(
+            tokenizer=parts.tokenizer,
+            template=parts.template,
+            model=options.model,
+            context_tokens=options.context_tokens,
+            default_tokens=options.default_tokens,
+        ),
+        tokenizer=parts.tokenizer,
+        faults=options.faults,
+        metrics=metrics,
+        clock=parts.clock,
+        id_prefix=parts.boot_nonce[:12],
+    )
+    heart = _build_heart(options, parts, ranks) if options.feed is Feed.DIGEST else None
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        async with asyncio.TaskGroup() as group:
+            beating = group.create_task(heart.beat()) if heart else None
+            on_ready()
+            yield
+            if beating is not None:
+                beating.cancel()
+        for rank in ranks:
+            rank.engine.close()
+            if rank.publisher is not None:
+                rank.publisher.close()
+
+    app = Starlette(
+        routes=api.routes(),
+        exception_handlers={BadRequest: on_bad_request},
+        lifespan=lifespan,
+    )
+    return Worker(app=app, ranks=ranks, heart=heart)
+
+
+def _build_rank(options: WorkerOptions, parts: WorkerParts, metrics: Metrics, rank: int) -> Rank:
+    publisher: EventPublisher | None = None
+    if options.feed is Feed.EXACT:
+        port = options.events_port + rank if options.events_port else 0
+        publisher = parts.make_publisher(options.host, port, rank)
+    faults = options.faults
+    shape = EngineShape(
+        profile=options.latency,
+        time_factor=options.time_scale * faults.slow_factor,
+        block_tokens=options.block_size,
+        capacity_blocks=options.blocks,
+        vocab_size=parts.tokenizer.vocab_size,
+        max_running=options.max_num_seqs,
+        max_waiting=options.max_waiting,
+        die_after_tokens=faults.die_after_tokens,
+    )
+    feed = FaultyFeed(publisher, faults, random.Random(f"{options.seed}/{rank}"))
+    engine = Engine(shape, feed, functools.partial(metrics.observe, rank))
+    return Rank(engine=engine, labels=LabelBook(engine.cache), publisher=publisher)
+
+
+def _build_heart(options: WorkerOptions, parts: WorkerParts, ranks: list[Rank]) -> Heart:
+    is_single = len(ranks) == 1
+    reporters = [
+        Reporter(
+            worker_id=options.worker_id if is_single else f"{options.worker_id}@{index}",
+            boot_nonce=parts.boot_nonce,
+            engine=rank.engine,
+            labels=rank.labels,
+            max_running=options.max_num_seqs,
+        )
+        for index, rank in enumerate(ranks)
+    ]
+    return Heart(
+        url=options.heartbeat_url,
+        key=options.heartbeat_key,
+        interval_s=options.heartbeat_interval_ms / 1e3,
+        reporters=reporters,
+        totals=HeartbeatTotals(),
+    )
+
+
+async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
+    listener = _listen(options.host, options.port)
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def announce() -> None:
+        # Connections queue at the listener from here on, so "ready" is true already.
+        line = {"url": f"http://{address}", "events": "", "replay": "", "ranks": len(worker.ranks)}
+        first = worker.ranks[0].publisher
+        if first is not None:
+            line |= {"events": first.endpoint, "replay": first.replay_endpoint}
+        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        sys.stdout.flush()
+
+    worker = build_app(options, parts, announce)
+    config = uvicorn.Config(
+        worker.app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        backlog=_BACKLOG,
+    )
+    await _Server(config).serve(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(_BACKLOG)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Ends with status 0 on SIGTERM, where uvicorn would raise the signal again."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)

@@ -1,0 +1,124 @@
+"""Ways in which a simulated worker misbehaves on purpose, for tests.
+
+Owns the parsing and the damage done to events; `api.py` and `engine.py` ask it about the rest.
+There is no fault that ignores the salt: a worker without that fence cannot be made safe from
+outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trunkline.ports.publisher import BlockEvent, EventPublisher, RunStored
+
+FAULT_KINDS = (
+    "slow:FACTOR",
+    "hang",
+    "die-after:TOKENS",
+    "http-503",
+    "wrong-events",
+    "late-events:MS",
+    "drop-events:RATE",
+    "no-events",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What is wrong with a worker; the default is nothing."""
+
+    slow_factor: float = 1.0
+    is_hanging: bool = False
+    """Inference requests are accepted and never answered."""
+    die_after_tokens: int = 0
+    """The process kills itself instead of giving one token more; 0 means never."""
+    is_unavailable: bool = False
+    """Inference requests are answered 503."""
+    has_wrong_events: bool = False
+    """Events name other tokens than those computed."""
+    late_events_ms: float = 0.0
+    drop_events_rate: float = 0.0
+    has_no_events: bool = False
+
+
+def parse_faults(words: Sequence[str]) -> Faults:
+    """From `--fault` values. Raises ValueError that names the bad one and lists the kinds."""
+    faults = Faults()
+    for word in words:
+        kind, _, argument = word.partition(":")
+        try:
+            faults = dataclasses.replace(faults, **_setting(kind, argument))
+        except ValueError as error:
+            known = ", ".join(FAULT_KINDS)
+            raise ValueError(f"fault {word!r} is not one of {known}") from error
+    return faults
+
+
+def _setting(kind: str, argument: str) -> dict[str, bool | float | int]:
+    match kind:
+        case "slow":
+            return {"slow_factor": _number(argument, 0.01, 10_000)}
+        case "die-after":
+            return {"die_after_tokens": int(_number(argument, 1, 1e12))}
+        case "late-events":
+            return {"late_events_ms": _number(argument, 0, 3_600_000)}
+        case "drop-events":
+            return {"drop_events_rate": _number(argument, 0, 1)}
+        case _:
+            flags = {
+                "hang": "is_hanging",
+                "http-503": "is_unavailable",
+                "wrong-events": "has_wrong_events",
+                "no-events": "has_no_events",
+            }
+            if argument or kind not in flags:
+                raise ValueError(kind)
+            return {flags[kind]: True}
+
+
+def _number(text: str, low: float, high: float) -> float:
+    value = float(text)
+    if not low <= value <= high:
+        raise ValueError(text)
+    return value
+
+
+class FaultyFeed:
+    """Publishes batches as the faults have it; without faults, as they are."""
+
+    def __init__(
+        self, publisher: EventPublisher | None, faults: Faults, rng: random.Random
+    ) -> None:
+        self._publisher = publisher
+        self._faults = faults
+        self._rng = rng
+
+    def publish(self, events: Sequence[BlockEvent]) -> None:
+        if self._publisher is None or self._faults.has_no_events or not events:
+            return
+        if self._faults.has_wrong_events:
+            events = [_with_other_tokens(event) for event in events]
+        is_sent = self._rng.random() >= self._faults.drop_events_rate
+        if self._faults.late_events_ms:
+            # Timers of one delay fire in the order in which they were set.
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._faults.late_events_ms / 1e3, self._send, events, is_sent)
+        else:
+            self._send(events, is_sent)
+
+    def _send(self, events: Sequence[BlockEvent], is_sent: bool) -> None:
+        assert self._publisher is not None
+        self._publisher.publish(events, is_sent=is_sent)
+
+
+def _with_other_tokens(event: BlockEvent) -> BlockEvent:
+    if not isinstance(event, RunStored):
+        return event
+    tokens = event.tokens[:]
+    for index, token in enumerate(tokens):
+        tokens[index] = token ^ 1
+    return dataclasses.replace(event, tokens=tokens)

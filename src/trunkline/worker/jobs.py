@@ -1,0 +1,178 @@
+"""Requests inside one rank: waiting, running, over; and the tokens that each is owed.
+
+Owns admission, emission and release. When things happen is decided by `schedule.py`; read it next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trunkline.ports.publisher import BlockEvent
+from trunkline.worker.cache import BlockCache, KvSequence
+
+
+class QueueFull(Exception):
+    """So many requests wait already that no further one is taken."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """One request. `answer[:emitted]` is what the client may have; all times are loop seconds."""
+
+    prompt: array[int] = field(repr=False)
+    salt: str | None = field(repr=False)
+    wanted_tokens: int
+    arrived_at: float
+    sequence: KvSequence | None = None
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    """How far prefill has come, hits included."""
+    answer: array[int] = field(default_factory=lambda: array("I"), repr=False)
+    emitted: int = 0
+    is_over: bool = False
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    _waiter: asyncio.Future[None] | None = None
+
+    async def wait_beyond(self, seen: int) -> None:
+        """Until more than `seen` tokens are there, or the job is over. For one waiter at a time."""
+        while self.emitted <= seen and not self.is_over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    async def wait_over(self) -> None:
+        """Until the whole answer is there, or the job was aborted."""
+        while not self.is_over:
+            await self.wait_beyond(self.emitted)
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """Counts since start, in tokens unless said otherwise."""
+
+    queried: int = 0
+    hit: int = 0
+    generated: int = 0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    rejected_requests: int = 0
+
+
+class Jobs:
+    """The books of one rank.
+
+    `observe` is told of each job that gives its first token; `publish` gets what happened in the
+    cache at the end of each step that changed it, and not before.
+    """
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        *,
+        vocab_size: int,
+        max_running: int,
+        max_waiting: int,
+        observe: Callable[[Job], None],
+        publish: Callable[[list[BlockEvent]], None],
+    ) -> None:
+        self.cache = cache
+        self.waiting: deque[Job] = deque()
+        self.running: dict[Job, None] = {}
+        self.totals = Totals()
+        self._vocab_size = vocab_size
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._observe = observe
+        self._publish = publish
+
+    def add(self, job: Job) -> None:
+        """Queue a job. Raises QueueFull at the bound."""
+        if len(self.waiting) >= self._max_waiting:
+            self.totals.rejected_requests += 1
+            raise QueueFull(f"{len(self.waiting)} requests wait, the most allowed")
+        self.waiting.append(job)
+
+    def admit_next(self, now: float) -> Job | None:
+        """Bring the first waiting job into memory; None when there is none, or no room for it."""
+        if not self.waiting or len(self.running) >= self._max_running:
+            return None
+        job = self.waiting[0]
+        sequence = self.cache.admit(job.prompt, job.salt, job.wanted_tokens)
+        if sequence is None:
+            return None
+        self.waiting.popleft()
+        job.sequence = sequence
+        job.cached_tokens = job.computed_tokens = sequence.cached_tokens
+        job.started_at = now
+        self.running[job] = None
+        self.totals.queried += len(job.prompt)
+        self.totals.hit += job.cached_tokens
+        return job
+
+    def prefill(self, job: Job, tokens: int) -> None:
+        """Compute that many more tokens of the prompt; with the last one the answer is known."""
+        assert job.sequence is not None
+        job.computed_tokens += tokens
+        assert job.computed_tokens <= len(job.prompt)
+        self.cache.compute(job.sequence, job.computed_tokens)
+        if job.computed_tokens == len(job.prompt):
+            wanted = job.wanted_tokens
+            job.answer = self.cache.answer(job.sequence, wanted, self._vocab_size)
+
+    def emit(self, job: Job, now: float) -> None:
+        """One token more; with the last one the job is over."""
+        assert job.sequence is not None
+        if job.emitted:
+            self._keep_generated(job)
+        else:
+            job.first_token_at = now
+            self._observe(job)
+        job.emitted += 1
+        self.totals.generated += 1
+        if job.emitted == job.wanted_tokens:
+            self.totals.finished_requests += 1
+            self._end(job)
+        else:
+            job.wake()
+
+    def end_step(self) -> None:
+        """Publish what the step changed. A reset of an idle cache is told with the next step,
+        too."""
+        events = self.cache.take_events()
+        if events:
+            self._publish(events)
+
+    def abort(self, job: Job) -> None:
+        """The client is gone, or wants no more. Does nothing to a job that is over."""
+        if job.is_over:
+            return
+        self.totals.aborted_requests += 1
+        if job.sequence is None:
+            self.waiting.remove(job)
+            job.is_over = True
+            job.wake()
+        else:
+            self._end(job)
+
+    def _keep_generated(self, job: Job) -> None:
+        """The token before the new one goes through the model now, and into the cache."""
+        assert job.sequence is not None
+        job.sequence.tokens.append(job.answer[job.emitted - 1])
+        length = len(job.sequence.tokens)
+        if length % self.cache.block_tokens == 0:
+            self.cache.compute(job.sequence, length)
+
+    def _end(self, job: Job) -> None:
+        assert job.sequence is not None
+        self.cache.release(job.sequence)
+        del self.running[job]
+        job.is_over = True
+        job.wake()

@@ -1,0 +1,120 @@
+"""What the simulated engine exports at `/metrics`, under the names that vLLM has.
+
+Must never: carry prompt text or a client's words in a label. Read `api.py` next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trunkline.worker.engine import Engine
+from trunkline.worker.jobs import Job
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800)
+_TOKENS = (16, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144)
+_LABELS = ("model_name", "engine")
+
+
+class Metrics:
+    """One registry for all ranks of a worker."""
+
+    def __init__(self, model: str, ranks: int) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+
+        def histogram(name: str, sentence: str, buckets: Sequence[float]) -> Histogram:
+            made = Histogram(name, sentence, _LABELS, buckets=buckets, registry=self.registry)
+            for rank in range(ranks):
+                made.labels(model, str(rank))
+            return made
+
+        self._ttft = histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
+        )
+        self._queue = histogram(
+            "vllm:request_queue_time_seconds", "From arrival to the start of prefill.", _SECONDS
+        )
+        self._prefill = histogram(
+            "vllm:request_prefill_time_seconds", "From start of prefill to the token.", _SECONDS
+        )
+        self._computed = histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens not hit.", _TOKENS
+        )
+
+    def observe(self, rank: int, job: Job) -> None:
+        """Called when a job gives its first token."""
+        labels = (self._model, str(rank))
+        self._ttft.labels(*labels).observe(max(0.0, job.first_token_at - job.arrived_at))
+        self._queue.labels(*labels).observe(max(0.0, job.started_at - job.arrived_at))
+        self._prefill.labels(*labels).observe(max(0.0, job.first_token_at - job.started_at))
+        self._computed.labels(*labels).observe(len(job.prompt) - job.cached_tokens)
+
+    def watch(self, engines: Sequence[Engine]) -> None:
+        """Read these engines at each scrape."""
+        self.registry.register(_EngineCollector(self._model, engines))
+
+    def rendered(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, model: str, engines: Sequence[Engine]) -> None:
+        self._model = model
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._gauge("vllm:num_requests_running", [e.running for e in self._engines])
+        yield self._gauge("vllm:num_requests_waiting", [e.waiting for e in self._engines])
+        shares = [e.cache.used_share for e in self._engines]
+        yield self._gauge("vllm:kv_cache_usage_perc", shares)
+        totals = [e.totals for e in self._engines]
+        yield self._counter("vllm:prefix_cache_queries", [t.queried for t in totals])
+        yield self._counter("vllm:prefix_cache_hits", [t.hit for t in totals])
+        yield self._counter("vllm:prompt_tokens", [t.queried for t in totals])
+        yield self._counter("vllm:generation_tokens", [t.generated for t in totals])
+        yield self._counter("vllm:num_preemptions", [0 for _ in totals])
+        by_reason = [t.rejected_requests for t in totals]
+        yield self._counter("vllm:admission_rejections", by_reason, ("reason", "queue_full"))
+        done = [t.finished_requests for t in totals]
+        aborted = [t.aborted_requests for t in totals]
+        success = self._counter("vllm:request_success", done, ("finished_reason", "length"))
+        self._fill(success, aborted, "abort")
+        yield success
+        sources = self._counter(
+            "vllm:prompt_tokens_by_source",
+            [t.queried - t.hit for t in totals],
+            ("source", "local_compute"),
+        )
+        self._fill(sources, [t.hit for t in totals], "local_cache_hit")
+        yield sources
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Sizes of the cache.",
+            labels=("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+        )
+        for rank, engine in enumerate(self._engines):
+            sizes = (str(engine.cache.block_tokens), str(engine.cache.capacity))
+            info.add_metric((str(rank), *sizes, "True"), 1)
+        yield info
+
+    def _gauge(self, name: str, values: Sequence[float]) -> Metric:
+        family = GaugeMetricFamily(name, "As in the engine.", labels=_LABELS)
+        for rank, value in enumerate(values):
+            family.add_metric((self._model, str(rank)), value)
+        return family
+
+    def _counter(
+        self, name: str, values: Sequence[float], extra: tuple[str, str] | None = None
+    ) -> CounterMetricFamily:
+        labels = _LABELS if extra is None else (*_LABELS, extra[0])
+        family = CounterMetricFamily(name, "As in the engine.", labels=labels)
+        self._fill(family, values, *(() if extra is None else (extra[1],)))
+        return family
+
+    def _fill(self, family: CounterMetricFamily, values: Sequence[float], *extra: str) -> None:
+        for rank, value in enumerate(values):
+            family.add_metric((self._model, str(rank), *extra), value)
