@@ -103,7 +103,7 @@ def work_per_worker(runs: Sequence[PolicyRun]) -> str:
         axes.set_ylim(bottom=0.0)
         axes.set_xlabel("workers, busiest first")
         axes.set_ylabel("prefill work over mean")
-        axes.legend(loc="upper right")
+        axes.legend(loc="lower left")
 
     return _svg(draw)
 
