@@ -64,6 +64,7 @@ class _Holder:
     incarnation: Incarnation
     block_tokens: int
     max_predicted: int
+    max_held: int
     is_trusted: bool = True
     digest: _Digest | None = None
     predicted_until: float = 0.0
@@ -86,7 +87,9 @@ class Directory:
         self._index = BlockIndex(max_blocks)
         self._holders: dict[WorkerId, _Holder] = {}
         self._by_slot: dict[Slot, WorkerId] = {}
-        self._incarnations: dict[WorkerId, int] = {}
+        # Holders whose depths `match` has to correct: untrusted ones, and those with a digest.
+        self._special: dict[WorkerId, _Holder] = {}
+        self._incarnation_count = 0
         self._namespace_ids: dict[bytes, int] = {}
         self._by_salt: dict[str, Namespace] = {}
 
@@ -107,23 +110,35 @@ class Directory:
         self._by_salt[namespace.salt] = namespace
         return namespace_id
 
+    def knows_salt(self, salt: str) -> bool:
+        return salt in self._by_salt
+
     # -- workers ---------------------------------------------------------------------------------
 
-    def join(self, worker: WorkerId, *, block_tokens: int, max_predicted: int = 1 << 20) -> Slot:
+    def join(
+        self,
+        worker: WorkerId,
+        *,
+        block_tokens: int,
+        max_predicted: int = 1 << 20,
+        max_held: int = 1 << 31,
+    ) -> Slot:
         """Begin a new incarnation of a worker, knowing nothing of it. Raises ValueError beyond 65,535.
 
         `max_predicted` bounds what we expect there, blocks: its cache capacity where that is known.
+        `max_held` bounds what its events may fill: further runs are `FULL`.
         """
-        if block_tokens < 1 or max_predicted < 0:
-            raise ValueError(f"{worker}: block size {block_tokens} must be at least 1")
+        _check_block_tokens(worker, block_tokens)
+        if max_predicted < 0 or max_held < 0:
+            raise ValueError(f"{worker}: max_predicted and max_held must not be negative")
         self.leave(worker)
         slot = Slot(self._index.add_slot())
-        self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         self._holders[worker] = _Holder(
             slot=slot,
-            incarnation=Incarnation(self._incarnations[worker]),
+            incarnation=self._next_incarnation(),
             block_tokens=block_tokens,
             max_predicted=max_predicted,
+            max_held=max_held,
         )
         self._by_slot[slot] = worker
         return slot
@@ -133,27 +148,40 @@ class Directory:
         holder = self._holders.pop(worker, None)
         if holder is not None:
             self._index.drop_slot(holder.slot)
+            self._special.pop(worker, None)
             del self._by_slot[holder.slot]
 
     def restart(self, worker: WorkerId) -> Incarnation:
         """The worker's engine began a new life: same slot, next incarnation, nothing held."""
+        self.clear(worker)
         holder = self._holders[worker]
-        self._index.clear_slot(holder.slot)
-        self._incarnations[worker] += 1
-        holder.incarnation = Incarnation(self._incarnations[worker])
-        holder.digest = None
-        holder.predicted_until = 0.0
+        holder.incarnation = self._next_incarnation()
         return holder.incarnation
 
     def clear(self, worker: WorkerId) -> int:
-        """The worker's cache is empty now; how many blocks it held."""
+        """The worker's cache is empty now, digest and predictions included; how many blocks it held."""
         holder = self._holders[worker]
+        holder.digest = None
         holder.predicted_until = 0.0
+        self._note_special(worker, holder)
         return self._index.clear_slot(holder.slot)
 
     def trust(self, worker: WorkerId, is_trusted: bool) -> None:
         """Whether a worker's entries count. An untrusted worker matches nothing, at once."""
-        self._holders[worker].is_trusted = is_trusted
+        holder = self._holders[worker]
+        holder.is_trusted = is_trusted
+        self._note_special(worker, holder)
+
+    def _note_special(self, worker: WorkerId, holder: _Holder) -> None:
+        if holder.is_trusted and holder.digest is None:
+            self._special.pop(worker, None)
+        else:
+            self._special[worker] = holder
+
+    def _next_incarnation(self) -> Incarnation:
+        # One counter for all workers: it must not forget a name that has left, nor keep every name.
+        self._incarnation_count += 1
+        return Incarnation(self._incarnation_count)
 
     def is_trusted(self, worker: WorkerId) -> bool:
         return self._holders[worker].is_trusted
@@ -174,6 +202,8 @@ class Directory:
         holder = self._holders[worker]
         if event.block_tokens != holder.block_tokens:
             return StoreOutcome.WRONG_BLOCK_SIZE
+        if self._index.held_count(holder.slot) + len(event.hashes) > holder.max_held:
+            return StoreOutcome.FULL
         namespace_id, parent = -1, 0
         if event.parent is None:
             namespace = self._by_salt.get(event.salt) if event.salt is not None else None
@@ -199,8 +229,13 @@ class Directory:
     # -- our own decisions, and digests ------------------------------------------------------------
 
     def predict(self, worker: WorkerId, chain: KeyChain, *, now: Instant, ttl_ms: float) -> None:
-        """Expect a chain's blocks at a worker for a while: a request that fills them is on its way."""
+        """Expect a chain's blocks at a worker for a while: a request that fills them is on its way.
+
+        A chain in another block size than the worker's says nothing about it and is left out.
+        """
         holder = self._holders[worker]
+        if holder.block_tokens != chain.block_tokens:
+            return
         namespace_id = self.admit_namespace(chain.namespace)
         # One slot's predictions must expire in order, also when a worker's TTL has just become shorter.
         holder.predicted_until = max(holder.predicted_until, now + ttl_ms)
@@ -237,6 +272,7 @@ class Directory:
         digest.reported = frozenset(checkpoints)
         digest.is_complete = is_complete
         digest.taken_at = taken_at
+        self._note_special(worker, holder)
 
     def expire(self, now: Instant) -> None:
         """Drop predictions whose time has come. Call a few times a second."""
@@ -245,15 +281,19 @@ class Directory:
     # -- lookups -----------------------------------------------------------------------------------
 
     def match(self, chain: KeyChain) -> Match:
-        """How many leading blocks of a chain each worker holds. One index walk for all workers."""
+        """How many leading blocks of a chain each worker holds. One index walk for all workers.
+
+        A worker with another block size matches nothing by itself: the size is part of every key.
+        """
         device, resident, expected = self._index.match(chain.packed)
-        checkpoints = chain.checkpoints()
-        for holder in self._holders.values():
+        checkpoints = chain.checkpoints() if self._special else []
+        for holder in self._special.values():
             slot = holder.slot
-            if holder.block_tokens != chain.block_tokens or not holder.is_trusted:
+            if not holder.is_trusted:
                 device[slot] = resident[slot] = expected[slot] = 0
-            elif holder.digest is not None:
-                expected[slot] = _digest_depth(holder.digest, checkpoints, chain, expected[slot])
+            elif holder.digest is not None and holder.block_tokens == chain.block_tokens:
+                depth = _digest_depth(holder.digest, checkpoints, chain, expected[slot])
+                expected[slot] = max(depth, resident[slot])
         return Match(
             block_tokens=chain.block_tokens,
             block_count=len(chain),
@@ -282,6 +322,12 @@ class Directory:
 
     def memory_bytes(self) -> int:
         return self._index.memory_bytes()
+
+
+def _check_block_tokens(worker: WorkerId, block_tokens: object) -> None:
+    """Registrations come from outside: a size must be a whole number, and one that a namespace allows."""
+    if type(block_tokens) is not int or not 1 <= block_tokens <= 65_536:
+        raise ValueError(f"{worker}: block size {block_tokens!r} must be a whole number, 1 to 65536")
 
 
 def _digest_depth(

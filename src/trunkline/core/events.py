@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from trunkline.core.records import EngineHash, Tier
+from trunkline.core.records import EngineHash, Tier, WallTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,38 @@ class AllBlocksCleared:
     """The worker dropped its whole prefix cache."""
 
 
-CacheEvent = BlocksStored | BlocksRemoved | AllBlocksCleared
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksUnnamed:
+    """Blocks that are resident but that no chain of ours can name (media, prompt embeddings).
+
+    Remembered only so that their children are not taken for orphans.
+    """
+
+    hashes: array[int]
+
+
+CacheEvent = BlocksStored | BlocksRemoved | AllBlocksCleared | BlocksUnnamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventBatch:
-    """What one message of the stream carried. `seq` counts batches from 0 at each engine start."""
+    """What one message of the stream carried. `seq` counts batches from 0 at each engine start.
+
+    `fingerprint` is a 64-bit digest of the payload, its timestamp included: equal for a repeat of one batch,
+    different for a batch of another engine life with the same `seq`.
+    """
 
     seq: int
     events: tuple[CacheEvent, ...]
+    fingerprint: int = 0
+    rank: int | None = None
+    """Data-parallel rank that the batch names; None where it names none."""
+    sent_at: WallTime = WallTime(0.0)
+    ignored_count: int = 0
+    """Events left out by rule: other attention groups, event types we do not know."""
+    bad_count: int = 0
+    """Events left out because they make no sense."""
+
+    def token_count(self) -> int:
+        """Token ids it carries: what holding it back costs in memory."""
+        return sum(len(event.tokens) for event in self.events if isinstance(event, BlocksStored))

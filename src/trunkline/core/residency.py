@@ -1,0 +1,237 @@
+"""What one worker's events do to the directory: place runs, park orphans, count copies, keep strikes.
+
+The order of the batches is none of its business; `feed.py` hands them over in order and decides what a
+strike or a lost orphan leads to. Must never: attach an orphan to a root, or raise on what a worker says.
+Read `feed.py` next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from typing import assert_never
+
+from trunkline.core.directory import Directory, StoreOutcome
+from trunkline.core.events import (
+    AllBlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    BlocksUnnamed,
+    EventBatch,
+)
+from trunkline.core.orphans import Orphans
+from trunkline.core.records import Instant, Tier, WorkerId
+
+MAX_UNKNOWN_SALTS = 1_024
+
+
+@dataclass(slots=True, kw_only=True)
+class FeedStats:
+    """Counters of one feed, from its beginning; metrics are made of them."""
+
+    batches: int = 0
+    """Live batches received, repeats included."""
+    repeats: int = 0
+    gaps: int = 0
+    replays: int = 0
+    replay_failures: int = 0
+    late_replays: int = 0
+    """Replays whose first batch came after the one asked for: the publisher had overwritten it."""
+    relearned: int = 0
+    """Times that all entries were dropped because batches are lost for good."""
+    resyncs: int = 0
+    restarts: int = 0
+    overflows: int = 0
+    """Times that the buffer of live batches was full during a replay."""
+    undecodable: int = 0
+    wrong_rank: int = 0
+    after_leave: int = 0
+    """Inputs that came for a worker that has left or registered anew; nothing was done."""
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    removed_unknown: int = 0
+    cleared: int = 0
+    parked: int = 0
+    parked_joined: int = 0
+    parked_dropped: int = 0
+    unplaced: int = 0
+    """Runs dropped because they descend from blocks that have no place."""
+    unnamed: int = 0
+    unknown_salt: int = 0
+    wrong_block_size: int = 0
+    conflicts: int = 0
+    full: int = 0
+    bad_events: int = 0
+    ignored_events: int = 0
+
+
+class Residency:
+    """The directory's view of one worker, as its event stream moves it."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        directory: Directory,
+        *,
+        max_parked_runs: int,
+        parked_ttl_ms: float,
+    ) -> None:
+        self.stats = FeedStats()
+        self.strike_count = 0
+        self.strike_reason = ""
+        self.has_lost_orphans = False
+        """A run was given up since this was last set to False: a resync might find its parent."""
+        self._worker = worker
+        self._directory = directory
+        self._orphans = Orphans(max_parked_runs=max_parked_runs, parked_ttl_ms=parked_ttl_ms)
+        self._unknown_salts: dict[str, None] = {}
+
+    @property
+    def parked_count(self) -> int:
+        return len(self._orphans)
+
+    @property
+    def unplaced_count(self) -> int:
+        return self._orphans.unplaced_count
+
+    @property
+    def has_unknown_salts(self) -> bool:
+        return bool(self._unknown_salts)
+
+    def apply(self, batch: EventBatch, now: Instant) -> None:
+        """Take in the events of a batch, in order."""
+        for event in batch.events:
+            match event:
+                case BlocksStored():
+                    self._on_stored(event, now)
+                case BlocksRemoved():
+                    self._on_removed(event)
+                case AllBlocksCleared():
+                    self.stats.cleared += 1
+                    self.clear()
+                case BlocksUnnamed():
+                    self.stats.unnamed += len(event.hashes)
+                    self._orphans.add_unplaced(event.hashes)
+                case _:
+                    assert_never(event)
+        self.stats.ignored_events += batch.ignored_count
+        if batch.bad_count:
+            self.stats.bad_events += batch.bad_count
+            self.strike(f"batch {batch.seq} has {batch.bad_count} events that make no sense")
+
+    def clear(self) -> None:
+        """The worker holds nothing, or nothing is known of what it holds."""
+        self._directory.clear(self._worker)
+        self._orphans.clear()
+        self._unknown_salts.clear()
+
+    def forget_orphans(self) -> None:
+        """The worker's engine is another one; the directory knows already."""
+        self._orphans.clear()
+        self._unknown_salts.clear()
+        self.has_lost_orphans = False
+
+    def strike(self, reason: str) -> None:
+        """Note a breach of the protocol."""
+        self.strike_count += 1
+        self.strike_reason = reason
+
+    def expire(self, now: Instant) -> None:
+        """Give up the orphans whose parents did not come in time."""
+        dropped = self._orphans.expire(now)
+        if dropped:
+            self.stats.parked_dropped += len(dropped)
+            self.has_lost_orphans = True
+
+    def next_expiry(self) -> Instant | None:
+        return self._orphans.next_expiry()
+
+    def knows_a_salt_now(self) -> bool:
+        """Whether a salt that was unknown when its blocks came has been admitted since."""
+        return any(self._directory.knows_salt(salt) for salt in self._unknown_salts)
+
+    # -- stored --------------------------------------------------------------------------------------
+
+    def _on_stored(self, event: BlocksStored, now: Instant) -> None:
+        if not event.hashes or len(event.tokens) != len(event.hashes) * event.block_tokens:
+            self.stats.bad_events += 1
+            self.strike(
+                f"a run has {len(event.tokens)} tokens "
+                f"for {len(event.hashes)} blocks of {event.block_tokens}"
+            )
+            return
+        if event.parent is not None and event.parent in event.hashes:
+            self.stats.conflicts += 1
+            self.strike("a block names itself as its parent")
+            return
+        waiting = deque([event])
+        while waiting:
+            run = waiting.popleft()
+            if self._place(run, now):
+                joined = self._orphans.take_children(run.hashes)
+                self.stats.parked_joined += len(joined)
+                waiting.extend(joined)
+
+    def _place(self, run: BlocksStored, now: Instant) -> bool:
+        """Put one run where it belongs; True when all of it is in the directory."""
+        match self._directory.stored(self._worker, run):
+            case StoreOutcome.STORED:
+                self.stats.stored_blocks += len(run.hashes)
+                self._orphans.drop_unplaced(run.hashes)
+                return True
+            case StoreOutcome.UNKNOWN_PARENT:
+                self._park(run, now)
+            case StoreOutcome.UNKNOWN_SALT:
+                self.stats.unknown_salt += 1
+                self._orphans.add_unplaced(run.hashes)
+                if run.salt is not None and len(self._unknown_salts) < MAX_UNKNOWN_SALTS:
+                    self._unknown_salts[run.salt] = None
+            case StoreOutcome.WRONG_BLOCK_SIZE:
+                self.stats.wrong_block_size += 1
+                self._orphans.add_unplaced(run.hashes)
+                # Slower tiers may store several blocks as one; that is no breach, only of no use to us.
+                if run.tier is Tier.DEVICE:
+                    self.strike(f"blocks of {run.block_tokens} tokens, registered with another size")
+            case StoreOutcome.CONFLICT:
+                self.stats.conflicts += 1
+                self.strike("one engine hash names two different blocks")
+            case StoreOutcome.FULL:
+                self.stats.full += 1
+                self._orphans.add_unplaced(run.hashes)
+        return False
+
+    def _park(self, run: BlocksStored, now: Instant) -> None:
+        assert run.parent is not None, "a run at the root is never an orphan"
+        if self._orphans.is_unplaced(run.parent):
+            self.stats.unplaced += 1
+            self._orphans.add_unplaced(run.hashes)
+        elif self._orphans.park(run, now):
+            self.stats.parked += 1
+        else:
+            self.stats.parked_dropped += 1
+            self.has_lost_orphans = True
+            self._orphans.add_unplaced(run.hashes)
+
+    # -- removed -------------------------------------------------------------------------------------
+
+    def _on_removed(self, event: BlocksRemoved) -> None:
+        hashes = event.hashes
+        if self.parked_count:
+            hashes = array("Q", (h for h in hashes if not self._removed_parked(h, event.tier)))
+        known_count = self._directory.removed(
+            self._worker, BlocksRemoved(hashes=hashes, tier=event.tier)
+        )
+        self.stats.removed_blocks += known_count
+        self.stats.removed_unknown += len(hashes) - known_count
+        self._orphans.drop_unplaced(event.hashes)
+
+    def _removed_parked(self, engine_hash: int, tier: Tier) -> bool:
+        """Take one copy of a block that is parked too, the directory's copy first."""
+        if not self._orphans.names(engine_hash):
+            return False
+        single = BlocksRemoved(hashes=array("Q", (engine_hash,)), tier=tier)
+        if not self._directory.removed(self._worker, single):
+            self._orphans.remove(engine_hash, tier)
+        self.stats.removed_blocks += 1
+        return True
