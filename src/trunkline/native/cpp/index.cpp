@@ -475,6 +475,9 @@ const Depths& Index::match(const std::uint8_t* keys, std::size_t count) {
     alive_.push_back({word, everyone, everyone, everyone});
   }
 
+  for (std::size_t index = 0; index < std::min(count, kCellAhead); ++index) {
+    by_key_.prefetch(prefix_of(keys + index * kKeyBytes));
+  }
   std::array<EntryId, kEntryAhead> guesses;
   for (std::size_t index = 0; index < std::min(count, kEntryAhead); ++index) {
     guesses[index] = guess(keys + index * kKeyBytes);
