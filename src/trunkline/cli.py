@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the answer is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except (ConfigError, TraceError) as error:
         return _complain(error, MISUSED)
     except GatewayError as error:

@@ -16,7 +16,7 @@ from trunkline.core.records import BlockKey, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
-    """A worker to be joined. `url` is well-formed; whether it is allowed is the backend's to say."""
+    """A worker to be joined. `url` is well-formed; whether it is allowed the backend decides."""
 
     url: str
     model_id: str = ""
@@ -53,7 +53,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """News of a digest-mode worker, numbers in bounds. If complete, `checkpoints` is all it holds."""
+    """News of a digest-mode worker, in bounds. If complete, `checkpoints` is all it holds."""
 
     worker: WorkerId
     boot_nonce: str

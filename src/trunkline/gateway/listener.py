@@ -54,9 +54,22 @@ def bind_admin(listen: ListenConfig) -> socket.socket:
             raise ConfigError(
                 f"admin_host = {host} is reachable from other machines; set --admin-api-key"
             )
-        return socket.create_server((str(address[0]), port), family=family, backlog=128)
+        return _listening(family, address)
     except OSError as error:
         raise ConfigError(f"admin listener {host}:{port}: {error.strerror}") from error
+
+
+def _listening(family: int, address: Any) -> socket.socket:  # Any: its shape depends on the family
+    # Named TCP, as asyncio switches Nagle's algorithm off on such sockets only (40 ms an answer).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 async def serve_admin(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> None:
@@ -82,6 +95,9 @@ async def serve_admin(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
             await stop.wait()
             server.should_exit = True
     finally:
+        # Cancelled, uvicorn leaves all of this open. The loop must let go before the socket closes.
+        for accepting in server.servers:
+            accepting.close()
         listener.close()
         for connection in list(server.server_state.connections):
             connection.transport.close()
@@ -89,6 +105,10 @@ async def serve_admin(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
 
 class _Server(uvicorn.Server):
     """uvicorn inside somebody else's loop: signals belong to that loop's owner."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.servers = []  # uvicorn makes it at start-up, which a cancelled one may not reach
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
