@@ -1,7 +1,7 @@
 """The records that the parts of the data plane hand to one another.
 
-`intake.py` makes an `InferenceRequest` of a client's message; a `Picker` answers with a `Pick`; `exchange.py`
-carries it out and tells the picker how it went. Read `front.py` next.
+`intake.py` makes an `InferenceRequest` of a client's message; a `Picker` answers with a `Pick`;
+`exchange.py` carries it out and tells the picker how it went. Read `front.py` next.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from array import array
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError
+from trunkline.ports.worker import AttemptEnd as AttemptEnd
+from trunkline.ports.worker import Endpoint as Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a client's message is not served. `code` is a constant of ours, safe as a metric label."""
+    """Why a client's message is not served. `code` is a constant of ours, safe as a label."""
 
     status: int = 400
     code: str
@@ -41,7 +43,8 @@ class Route(Enum):
     CHAT = "chat"
     COMPLETION = "completion"
     OTHER = "other"
-    """Any other `/v1/*`: forwarded unread, by load alone."""
+    """Any other `/v1/*`: routed by load alone. Buffered up to `max_payload_size`; JSON loses the
+    forbidden fields, everything else goes through byte for byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +57,13 @@ class ChatPrompt:
     """`add_generation_prompt`, `continue_final_message`, ...: what the engine lets a client set."""
 
 
-Prompt = ChatPrompt | str | array[int]
+Prompt: TypeAlias = "ChatPrompt | str | array[int]"
 """Messages, a text, or token ids (u32)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest:
-    """One accepted request. `body` is what the client sent, less the fields that are never forwarded."""
+    """One accepted request. `body` is what the client sent, less what is never forwarded."""
 
     request_id: str
     route: Route
@@ -75,19 +78,7 @@ class InferenceRequest:
     session: str | None = None
     """Affinity hint of the client, inside its own namespace; never identity."""
     narrowed_scope: str | None = None
-    """`user`, `session` or `none`, where the client asks for less sharing than its principal allows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Where a worker listens. Made from the registry, never from a client's words."""
-
-    host: str
-    port: int
-    host_header: str
-    base_path: str = ""
-    is_tls: bool = False
-    api_key: str = field(default="", repr=False)
+    """`user`, `session` or `none`, where the client asks for less sharing than it is allowed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +88,7 @@ class Pick:
     worker: WorkerId
     endpoint: Endpoint
     body: bytes = field(repr=False)
-    """What to send: the request's body with the salt and, where needed, a transfer hint set by us."""
+    """What to send: the request's body with our salt and, where needed, our transfer hint."""
     headers: tuple[tuple[str, str], ...] = ()
     """Headers to add to the upstream request."""
     decision_header: str = ""
@@ -106,27 +97,16 @@ class Pick:
     """The picker's own book-keeping, handed back unread."""
 
 
-class AttemptEnd(Enum):
-    """How one attempt ended, for load book, breaker and calibration."""
-
-    COMPLETE = "complete"
-    """The whole answer went through; the worker's status was below 500."""
-    WORKER_FAILED = "worker-failed"
-    """Connection refused or lost, time-out, status 5xx, or a broken answer."""
-    CLIENT_GONE = "client-gone"
-    """The client left; says nothing about the worker."""
-
-
 class Picker(Protocol):
-    """Chooses a worker for each attempt, and keeps the books. `routing` and `directory` live behind it."""
+    """Chooses a worker for each attempt, and keeps the books. Directory and routing are behind it."""
 
     def pick(
         self, request: InferenceRequest, tried: frozenset[WorkerId]
     ) -> Pick | Awaitable[Pick]:
-        """Choose a worker that was not tried yet. Awaitable where a long prompt is tokenised off the loop.
+        """Choose a worker that was not tried yet. Awaitable while a long prompt is tokenised.
 
-        Raises NoWorker (503) when none is usable, Busy (429) when all are full, and ClientError for a
-        prompt that cannot be served. On success the attempt counts as in flight until `ended`.
+        Raises NoWorker (503) when none is usable, Busy (429) when all are full, and ClientError or
+        ValueError for a prompt that cannot be served. On success the attempt counts as in flight until `ended`.
         """
         ...
 
@@ -135,5 +115,5 @@ class Picker(Protocol):
         ...
 
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
-        """Exactly once for each pick. `cached_tokens` is what the worker's usage said, where it said so."""
+        """Exactly once for each pick. `cached_tokens` is what the worker's usage said, if it did."""
         ...

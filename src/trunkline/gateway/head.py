@@ -1,8 +1,8 @@
 """The one grammar of an HTTP/1 head, for clients' requests and for workers' answers.
 
-Owns what a well-formed head is. The grammar is closed: a head is taken whole or refused whole, and nothing
-is repaired, so that no byte can mean one thing here and another thing behind us. Must never pass a head on;
-requests and answers are rebuilt from the parts. Read `framing.py` next.
+Owns what a well-formed head is. The grammar is closed: a head is taken whole or refused whole, and
+nothing is repaired, so that no byte can mean one thing here and another thing behind us. Must never
+pass a head on; requests and answers are rebuilt from the parts. Read `framing.py` next.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes])
     host = headers.get(b"host")
     if host is None:
         if minor == 1:
-            raise ClientError(Refusal(code="invalid_host", message="the request has no Host header"))
+            text = "the request has no Host header"
+            raise ClientError(Refusal(code="invalid_host", message=text))
     elif _HOST.fullmatch(host.rstrip(b"\t ")) is None:
         text = "the Host header is not a host name with an optional port"
         raise ClientError(Refusal(code="invalid_host", message=text))

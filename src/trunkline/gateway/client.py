@@ -1,0 +1,473 @@
+"""One client connection: reads a message, has it served, reads the next.
+
+Owns the client's socket, its limits and its time-outs. One request at a time: what a client sends
+ahead waits, up to a bound, and is read after the answer. A message that breaks the grammar ends the
+connection, since nobody can say where the next one would begin. Read `intake.py` and `exchange.py`
+next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, cast
+
+from trunkline.errors import Busy, GatewayError
+from trunkline.gateway.answers import NOT_FOUND, Answer, encode, failed, refused
+from trunkline.gateway.contracts import ClientError, Refusal, Route
+from trunkline.gateway.counters import AccessRecord
+from trunkline.gateway.exchange import Ending, Exchange, Result
+from trunkline.gateway.framing import BrokenFraming, ChunkReader
+from trunkline.gateway.head import RequestHead, parse_request
+from trunkline.gateway.intake import Message
+from trunkline.gateway.routes import Local, allowed_methods, route_of
+
+if TYPE_CHECKING:
+    from trunkline.gateway.front import Front
+
+LINGER_S = 2.0
+"""How long the rest of a refused message is read and thrown away, so that the refusal is not
+lost.
+"""
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_JSON = re.compile(rb"application/json\s*(?:;\s*charset=\"?utf-?8\"?\s*)?", re.IGNORECASE)
+_JSON_LIKE = re.compile(rb"[a-z]+/(?:json|[a-z0-9.+-]+\+json)\s*(?:;.*)?", re.IGNORECASE)
+
+
+class State(Enum):
+    HEAD = "head"
+    BODY = "body"
+    BUSY = "busy"
+    LINGER = "linger"
+    CLOSED = "closed"
+
+
+class ClientConnection(asyncio.Protocol):
+    """See the module. The front owns it; an exchange calls `refuse` and `exchange_over`."""
+
+    __slots__ = (
+        "_ahead", "_body_left", "_client_id", "_deadline_s", "_exchange", "_front", "_head",
+        "_is_idle", "_overflowed", "_pieces", "_reader", "_received_bytes", "_request_id", "_route",
+        "_stalled_bytes", "_stalled_since_s", "_started_ms", "_state", "_transport", "is_paused",
+    )  # fmt: skip
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._transport: asyncio.Transport | None = None
+        self._state = State.HEAD
+        self._ahead = b""
+        self._head: RequestHead | None = None
+        self._route: Route | Local | None = None
+        self._request_id = ""
+        self._client_id = ""
+        self._pieces: list[bytes] = []
+        self._body_left = 0
+        self._received_bytes = 0
+        self._reader: ChunkReader | None = None
+        self._exchange: Exchange | None = None
+        self._is_idle = True
+        self._overflowed = False
+        self._deadline_s = 0.0
+        self._started_ms = 0.0
+        self._stalled_bytes = 0
+        self._stalled_since_s = 0.0
+        self.is_paused = False
+
+    # -- what an exchange sees -------------------------------------------------------------------
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert self._transport is not None, "used before it was connected"
+        return self._transport
+
+    @property
+    def takes_chunks(self) -> bool:
+        return self._head is not None and self._head.minor == 1
+
+    @property
+    def closes(self) -> bool:
+        is_last = self._head is None or not self._head.keeps_alive
+        return is_last or self._overflowed or self._front.is_draining
+
+    def refuse(self, error: GatewayError) -> int:
+        answer = failed(error, self._request_id)
+        self._front.counters.count_refusal(answer.code)
+        self._write(answer)
+        return answer.status
+
+    def exchange_over(self, result: Result) -> None:
+        self._exchange = None
+        self._log(result)
+        if self._state is State.CLOSED:
+            return
+        if result.ending is Ending.RESET:
+            self.transport.abort()
+        elif result.ending is Ending.CLOSE or self.closes:
+            self._close(is_drained=not self._ahead and not self._overflowed)
+        else:
+            self._wait_for_next()
+            if self._ahead:
+                # Not from here: the caller is in the middle of a worker's read.
+                self._front.call_soon(self._advance)
+
+    # -- asyncio.Protocol ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # asyncio's signature is wider
+        limits = self._front.limits
+        self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        self._deadline_s = self._front.now_s() + limits.header_timeout_ms / 1_000.0
+        if not self._front.admit(self):
+            text = "too many connections"
+            self._refuse_message(
+                Refusal(status=503, code="too_many_connections", message=text)
+            )
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is State.BUSY:
+            self._keep_ahead(data)
+            return
+        if self._state is State.LINGER or self._state is State.CLOSED:
+            return
+        self._ahead = self._ahead + data if self._ahead else data
+        self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state = State.CLOSED
+        self._front.forget(self)
+        if self._exchange is not None:
+            self._exchange.client_gone()
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        if self._exchange is not None:
+            self._exchange.pause_worker()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self._exchange is not None:
+            self._exchange.resume_worker()
+
+    # -- reading messages ------------------------------------------------------------------------
+
+    def _keep_ahead(self, data: bytes) -> None:
+        """A client that sends before it was answered. Beyond the bound the connection ends after
+        it.
+        """
+        if self._overflowed or len(self._ahead) + len(data) > self._front.limits.max_head_bytes:
+            self._overflowed = True
+            self._ahead = b""
+        else:
+            self._ahead += data
+
+    def _advance(self) -> None:
+        """Read as many messages as are there; stops where one is being served."""
+        while self._ahead or self._state is State.BODY:
+            if self._state is State.HEAD:
+                if not self._read_head():
+                    return
+            elif self._state is State.BODY:
+                if not self._read_body():
+                    return
+            else:
+                return
+
+    def _read_head(self) -> bool:
+        limits = self._front.limits
+        end = self._ahead.find(b"\r\n\r\n") + 4
+        if end < 4 or end > limits.max_head_bytes:
+            if len(self._ahead) > limits.max_head_bytes:
+                text = f"the request head has more than {limits.max_head_bytes} bytes"
+                self._refuse_message(Refusal(status=431, code="head_too_large", message=text))
+            elif _BARE_LF.search(self._ahead) is not None:
+                text = "a header line ends in a bare LF"
+                self._refuse_message(Refusal(code="bare_cr_or_lf", message=text))
+            elif self._is_idle:
+                self._is_idle = False
+                self._deadline_s = self._front.now_s() + limits.header_timeout_ms / 1_000.0
+            return False
+        raw, self._ahead = self._ahead[:end], self._ahead[end:]
+        self._is_idle = False
+        self._head = None
+        self._request_id = self._front.new_request_id()
+        self._client_id = ""
+        self._started_ms = self._front.now_ms()
+        try:
+            self._take_head(parse_request(raw, limits.max_headers, limits.max_header_bytes))
+        except ClientError as error:
+            self._refuse_message(error.refusal)
+            return False
+        return True
+
+    def _take_head(self, head: RequestHead) -> None:
+        """Everything that can be decided before the body. Raises ClientError."""
+        self._head = head
+        self._name_request(head)
+        self._received_bytes = 0
+        self._route = route = route_of(head.target)
+        if route is None:
+            raise ClientError(NOT_FOUND)
+        is_local = isinstance(route, Local)
+        if head.method not in allowed_methods(route):
+            text = f"allowed here: {allowed_methods(route)}"
+            raise ClientError(Refusal(status=405, code="method_not_allowed", message=text))
+        if (not is_local or route is Local.MODELS) and not self._front.authenticates(head.headers):
+            text = "no valid API key"
+            raise ClientError(Refusal(status=401, code="invalid_api_key", message=text))
+        if head.headers.get(b"upgrade", b"h2c").lower() != b"h2c":  # h2c is an offer, not a demand
+            raise ClientError(Refusal(code="no_upgrade", message="upgrades are not offered"))
+        has_body = head.is_chunked or head.content_length > 0
+        if has_body and head.method != "POST":
+            text = f"{head.method} takes no body here"
+            raise ClientError(Refusal(code="unexpected_body", message=text))
+        if head.method == "POST":
+            self._check_media(head, is_read=route is not Route.OTHER)
+        limit = self._front.limits.max_payload_size
+        if head.content_length > limit:
+            text = f"the body has {head.content_length} bytes; the limit is {limit}"
+            raise ClientError(Refusal(status=413, code="body_too_large", message=text))
+        self._begin_body(head, has_body=has_body)
+
+    def _begin_body(self, head: RequestHead, *, has_body: bool) -> None:
+        expectation = head.headers.get(b"expect")
+        if expectation is not None:
+            if expectation.lower() != b"100-continue":
+                text = "only 100-continue can be expected"
+                raise ClientError(Refusal(status=417, code="unknown_expectation", message=text))
+            if has_body and not self._ahead and head.minor == 1:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._state = State.BODY
+        self._pieces = []
+        self._body_left = head.content_length
+        self._reader = None
+        if head.is_chunked:
+            self._reader = ChunkReader(takes_trailers=False, collects=True)
+        if has_body and (head.is_chunked or len(self._ahead) < head.content_length):
+            timeout_ms = self._front.limits.body_timeout_ms
+            self._deadline_s = self._front.now_s() + timeout_ms / 1_000.0
+
+    def _read_body(self) -> bool:
+        """Take what is there of the body; True where the message is whole and was handed on."""
+        data, self._ahead = self._ahead, b""
+        if self._reader is not None:
+            body = self._read_chunks(self._reader, data)
+            if body is None:
+                return False
+        elif len(data) < self._body_left:
+            self._pieces.append(data)
+            self._body_left -= len(data)
+            return False
+        else:
+            self._ahead = data[self._body_left :]
+            last = data[: self._body_left] if self._ahead else data
+            body = b"".join((*self._pieces, last)) if self._pieces else last
+        self._pieces = []
+        self._reader = None
+        self._received_bytes = len(body)
+        self._front.counters.request_bytes += len(body)
+        self._serve(body)
+        return True
+
+    def _read_chunks(self, reader: ChunkReader, data: bytes) -> bytes | None:
+        """The whole body, or None while it is not there. Refuses what is broken or too large."""
+        assert reader.pieces is not None, "a request reader that does not collect"
+        if not data:
+            return None
+        try:
+            end = reader.feed(data)
+        except BrokenFraming as error:
+            self._refuse_message(Refusal(code="invalid_framing", message=str(error)))
+            return None
+        self._body_left += sum(map(len, reader.pieces))  # counts upwards here
+        self._pieces += reader.pieces
+        reader.pieces.clear()
+        limit = self._front.limits.max_payload_size
+        if self._body_left > limit:
+            text = f"the body has more than {limit} bytes"
+            self._refuse_message(Refusal(status=413, code="body_too_large", message=text))
+            return None
+        if end < 0:
+            return None
+        self._ahead = data[end:]
+        return b"".join(self._pieces)
+
+    # -- serving ---------------------------------------------------------------------------------
+
+    def _serve(self, body: bytes) -> None:
+        head, route = self._head, self._route
+        assert head is not None, "a body without a head"
+        assert route is not None, "a body without a route"
+        if isinstance(route, Local):
+            self._answer(self._front.local_answer(route))
+            return
+        kind = head.headers.get(b"content-type", b"application/json")
+        message = Message(
+            request_id=self._request_id,
+            route=route,
+            method=head.method,
+            path=head.target.decode("ascii"),
+            headers=head.headers,
+            body=body,
+            is_json=route is not Route.OTHER or _JSON_LIKE.fullmatch(kind) is not None,
+        )
+        try:
+            if self._front.is_full():
+                raise Busy("too many requests are in flight")
+            request = self._front.intake.request(message)
+        except GatewayError as error:
+            answer = failed(error, self._request_id)
+            self._front.counters.count_refusal(answer.code)
+            self._answer(answer)
+            return
+        self._state = State.BUSY
+        self._exchange = Exchange(self._front.line, self, request, head.headers)
+        self._exchange.start()
+
+    def _answer(self, answer: Answer) -> None:
+        """A whole local answer to a whole message."""
+        self._write(answer)
+        if answer.code or self._route is Local.MODELS:
+            self._log(_local_result(answer))
+        if self.closes:
+            self._close(is_drained=not self._ahead)
+        else:
+            self._wait_for_next()
+
+    def _write(self, answer: Answer) -> None:
+        head = self._head
+        has_body = head is None or head.method != "HEAD"
+        self.transport.write(
+            encode(answer, self._request_id, keeps_alive=not self.closes, has_body=has_body)
+        )
+
+    def _refuse_message(self, refusal: Refusal) -> None:
+        """A message that cannot be served nor skipped: answer and end the connection."""
+        if not self._request_id:
+            self._request_id = self._front.new_request_id()
+        answer = refused(refusal, self._request_id)
+        if refusal.status == 405 and self._route is not None:
+            allow = (("allow", allowed_methods(self._route)),)
+            answer = Answer(status=405, body=answer.body, headers=allow, code=answer.code)
+        self._front.counters.count_refusal(refusal.code)
+        has_body = self._head is None or self._head.method != "HEAD"
+        self.transport.write(
+            encode(answer, self._request_id, keeps_alive=False, has_body=has_body)
+        )
+        self._log(_local_result(answer))
+        self._close(is_drained=False)
+
+    def _wait_for_next(self) -> None:
+        self._state = State.HEAD
+        self._head = None
+        self._is_idle = True
+        self._deadline_s = self._front.now_s() + self._front.limits.idle_timeout_ms / 1_000.0
+
+    def _close(self, *, is_drained: bool) -> None:
+        """Close behind what was written. Unread input would make the kernel drop that; so read
+        it.
+        """
+        self._ahead = b""
+        self._pieces = []
+        self._state = State.LINGER
+        self._deadline_s = self._front.now_s() + LINGER_S
+        if is_drained or not self.transport.can_write_eof():
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+
+    # -- the head's small print ------------------------------------------------------------------
+
+    def _name_request(self, head: RequestHead) -> None:
+        wish = head.headers.get(b"x-request-id")
+        if wish is None:
+            return
+        if _REQUEST_ID.fullmatch(wish) is not None:
+            self._request_id = wish.decode("ascii")
+        else:
+            escaped = wish[:64].decode("latin-1").encode("unicode_escape").decode("ascii")
+            self._client_id = escaped[:64]
+
+    def _check_media(self, head: RequestHead, *, is_read: bool) -> None:
+        coding = head.headers.get(b"content-encoding")
+        if coding is not None and coding.strip().lower() != b"identity":
+            text = "the body must not be compressed"
+            raise ClientError(Refusal(status=415, code="content_encoding", message=text))
+        if is_read and _JSON.fullmatch(head.headers.get(b"content-type", b"").strip()) is None:
+            text = "the content type must be application/json, in UTF-8"
+            raise ClientError(Refusal(status=415, code="content_type", message=text))
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def check(self, now_s: float) -> None:
+        """Called a few times a second."""
+        if self._is_stalled(now_s):
+            self._front.counters.write_stalls += 1
+            self.transport.abort()
+            return
+        if self._exchange is not None:
+            self._exchange.check(now_s)
+        elif now_s > self._deadline_s and self._state is not State.CLOSED:
+            self._time_out()
+
+    def _time_out(self) -> None:
+        if self._state is State.BODY or (self._state is State.HEAD and self._ahead):
+            text = "the request did not arrive in time"
+            self._refuse_message(Refusal(status=408, code="request_timeout", message=text))
+        elif self._state is State.LINGER and self.transport.get_write_buffer_size():
+            self._deadline_s = float("inf")  # the write stall decides
+        else:
+            self.transport.abort()
+
+    def _is_stalled(self, now_s: float) -> bool:
+        """Whether the client has taken nothing of what waits for it, for too long."""
+        waiting_bytes = self.transport.get_write_buffer_size()
+        if waiting_bytes == 0 or waiting_bytes != self._stalled_bytes:
+            self._stalled_bytes = waiting_bytes
+            self._stalled_since_s = now_s
+            return False
+        return (now_s - self._stalled_since_s) * 1_000.0 > self._front.limits.write_stall_ms
+
+    def stop(self, error: GatewayError) -> None:
+        """The front ends: finish what is open with an error, and close."""
+        if self._exchange is not None:
+            self._exchange.stop(error)
+        if self._state in {State.HEAD, State.BODY}:
+            self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def close_if_idle(self) -> None:
+        if self._state is State.HEAD and not self._ahead:
+            self.transport.close()
+
+    def _log(self, result: Result) -> None:
+        head = self._head
+        path = head.target.partition(b"?")[0][:128] if head is not None else b""
+        self._front.finished(
+            self._route.value if self._route is not None else "none",
+            AccessRecord(
+                request_id=self._request_id,
+                client_request_id=self._client_id,
+                method=head.method if head is not None else "",
+                path=path.decode("ascii"),
+                status=result.status,
+                code=result.code,
+                worker=result.worker,
+                attempts=result.attempts,
+                request_bytes=self._received_bytes,
+                answer_bytes=result.answer_bytes,
+                ttft_ms=result.ttft_ms,
+                duration_ms=self._front.now_ms() - self._started_ms,
+            ),
+        )
+
+
+def _local_result(answer: Answer) -> Result:
+    return Result(
+        status=answer.status, code=answer.code, worker="", attempts=0,
+        answer_bytes=len(answer.body), ttft_ms=None, ending=Ending.KEEP,
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""What the data plane counts, as plain integers; a collector elsewhere turns them into metrics.
+
+Owns numbers only; reading them costs the hot path nothing. Every key of every table is a constant
+of ours, so that no client can make it grow. Read `exchange.py` for who counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TTFT_BOUNDS_S: tuple[float, ...] = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3_600.0,
+)  # fmt: skip
+"""Upper bounds of the latency buckets, seconds; one more bucket takes the rest."""
+
+
+class Histogram:
+    """Counts by bucket, not cumulative, beside sum and count."""
+
+    __slots__ = ("buckets", "count", "sum_s")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(TTFT_BOUNDS_S) + 1)
+        self.sum_s = 0.0
+        self.count = 0
+
+    def add(self, value_s: float) -> None:
+        index = 0
+        for bound_s in TTFT_BOUNDS_S:
+            if value_s <= bound_s:
+                break
+            index += 1
+        self.buckets[index] += 1
+        self.sum_s += value_s
+        self.count += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """All of them; `active_*` and `open_*` are gauges, the rest only grow."""
+
+    requests: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """Finished requests by (route, status class such as `2xx`); 499 counts as `client_gone`."""
+    refusals: dict[str, int] = field(default_factory=dict[str, int])
+    """Answers in our own name that are not 200, by code."""
+    dropped_fields: dict[str, int] = field(default_factory=dict[str, int])
+    """Body fields not forwarded: forbidden ones by name, all others as `unknown`."""
+    active_requests: int = 0
+    open_clients: int = 0
+    open_upstreams: int = 0
+    connects: int = 0
+    """Connections opened to workers."""
+    attempts: int = 0
+    retries: int = 0
+    """Attempts on a further worker."""
+    retries_denied: int = 0
+    """Retries that the budget forbade."""
+    stale_retries: int = 0
+    """Transparent second sends after a kept-alive connection had died."""
+    worker_failures: int = 0
+    broken_streams: int = 0
+    """Answers that ended in an error after they had begun."""
+    client_gone: int = 0
+    write_stalls: int = 0
+    """Clients dropped because they read nothing; also in `client_gone`."""
+    request_bytes: int = 0
+    answer_bytes: int = 0
+    cached_tokens_seen: int = 0
+    """Answers whose usage told `cached_tokens`."""
+    ttft: Histogram = field(default_factory=Histogram)
+    """From the end of the request to the first token of a good answer."""
+    duration: Histogram = field(default_factory=Histogram)
+    """From the end of the request to the end of the answer."""
+
+    def count_request(self, route: str, status: int) -> None:
+        key = (route, "client_gone" if status == 499 else f"{status // 100}xx")
+        self.requests[key] = self.requests.get(key, 0) + 1
+
+    def count_refusal(self, code: str) -> None:
+        self.refusals[code] = self.refusals.get(code, 0) + 1
+
+    def count_dropped(self, name: str) -> None:
+        self.dropped_fields[name] = self.dropped_fields.get(name, 0) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRecord:
+    """One finished request, for the access log. No header, no query, no body."""
+
+    request_id: str
+    client_request_id: str
+    """What the client called it where that was no good name: escaped, at most 64 bytes."""
+    method: str
+    path: str
+    status: int
+    """What the client saw; 499 where it left first."""
+    code: str
+    """Why it was refused or broken; empty for good answers."""
+    worker: str
+    """The worker of the last attempt; empty where none was made."""
+    attempts: int
+    request_bytes: int
+    answer_bytes: int
+    ttft_ms: float | None
+    duration_ms: float

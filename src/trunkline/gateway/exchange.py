@@ -1,0 +1,556 @@
+"""One request's life: attempts on workers, the answer's passage, deadlines, and the books.
+
+Owns the order of things: pick, connect, send, relay, end. Each pick is ended exactly once, by
+whichever of the worker, the client and the deadline comes first; afterwards late bytes find nobody.
+A further attempt is made only while the client has seen nothing. Must never touch a body. Read
+`relay.py` and `upstream.py`.
+
+    PICKING ─► CONNECTING ─► WAITING ─► ANSWERING ─► DONE
+       ▲           │            │           │
+       └─PAUSING◄──┴────────────┘           └─ broken: error event or cut
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from trunkline.config import RetryConfig, UpstreamConfig
+from trunkline.core.records import WorkerId
+from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
+from trunkline.gateway.answers import error_event
+from trunkline.gateway.contracts import (
+    AttemptEnd,
+    ClientError,
+    InferenceRequest,
+    Pick,
+    Picker,
+    Refusal,
+    Route,
+)
+from trunkline.gateway.counters import Counters
+from trunkline.gateway.framing import BrokenFraming
+from trunkline.gateway.head import AnswerHead, BrokenAnswer, parse_answer
+from trunkline.gateway.relay import Framing, Relay, rewrite
+from trunkline.gateway.retry import RetryBudget, backoff_ms
+from trunkline.gateway.upstream import WorkerConnection, WorkerPool, timed_out
+
+_MAX_ANSWER_HEAD_BYTES = 64 << 10
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})')
+_RETRYABLE = frozenset({502, 503, 504})
+
+# What of a client's head may reach a worker. Everything else stays here: credentials, identities,
+# routing wishes and whatever is invented next.
+_FORWARDED = (
+    b"accept", b"accept-encoding", b"accept-language", b"user-agent", b"traceparent", b"tracestate",
+    b"x-correlation-id", b"x-trace-id", b"x-session-id", b"anthropic-version", b"anthropic-beta",
+    b"openai-beta",
+)  # fmt: skip
+
+
+class Phase(Enum):
+    PICKING = "picking"
+    CONNECTING = "connecting"
+    WAITING = "waiting"
+    ANSWERING = "answering"
+    PAUSING = "pausing"
+    DONE = "done"
+
+
+class ClientSide(Protocol):
+    """What an exchange needs of the client's connection."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+    @property
+    def takes_chunks(self) -> bool: ...
+    @property
+    def closes(self) -> bool:
+        """Whether the connection is to be closed behind this answer."""
+        ...
+
+    def refuse(self, error: GatewayError) -> int:
+        """Answer with an error of ours; returns its status."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client has too much unread to be sent more."""
+        ...
+
+    def exchange_over(self, result: Result) -> None: ...
+
+
+class Ending(Enum):
+    """What becomes of the client's connection after an exchange."""
+
+    KEEP = "keep"
+    CLOSE = "close"
+    """Flush, then close: the client can tell whether the answer was whole."""
+    RESET = "reset"
+    """The client could take a plain close for a good end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How an exchange went, for the access log."""
+
+    status: int
+    code: str
+    worker: str
+    attempts: int
+    answer_bytes: int
+    ttft_ms: float | None
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What all exchanges of one front share."""
+
+    picker: Picker
+    pool: WorkerPool
+    budget: RetryBudget
+    upstream: UpstreamConfig
+    retry: RetryConfig
+    counters: Counters
+    dice: random.Random
+    now_s: Callable[[], float]
+    """The loop's time, for deadlines."""
+    now_ms: Callable[[], float]
+    """The clock's time, for what is reported."""
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+
+
+class Exchange:
+    """See the module. The client's connection owns it; worker connections call `received` and
+    `lost`.
+    """
+
+    __slots__ = (
+        "_attempts", "_buffer", "_client", "_first_error", "_has_answer_bytes", "_has_first_token",
+        "_has_moved", "_headers", "_held", "_is_link_reusable", "_is_second_send", "_line", "_link",
+        "_pause", "_phase", "_pick", "_relay", "_request", "_started_ms", "_status", "_timed_from_s",
+        "_tried", "_ttft_ms", "_worker",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        line: Line,
+        client: ClientSide,
+        request: InferenceRequest,
+        headers: dict[bytes, bytes],
+    ) -> None:
+        self._line = line
+        self._client = client
+        self._request = request
+        self._headers = headers
+        self._phase = Phase.PICKING
+        self._tried: frozenset[WorkerId] = frozenset()
+        self._attempts = 0
+        self._pick: Pick | None = None
+        self._worker = ""
+        self._link: WorkerConnection | None = None
+        self._held: tuple[WorkerConnection, AnswerHead, bytes] | None = None
+        self._relay: Relay | None = None
+        self._buffer = b""
+        self._pause: asyncio.TimerHandle | None = None
+        self._first_error: GatewayError | None = None
+        self._is_second_send = False
+        self._has_answer_bytes = False
+        self._is_link_reusable = False
+        self._has_moved = False
+        self._has_first_token = False
+        self._status = 0
+        self._ttft_ms: float | None = None
+        self._timed_from_s = line.now_s()
+        self._started_ms = line.now_ms()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def start(self) -> None:
+        self._line.counters.active_requests += 1
+        self._line.budget.count_request(self._timed_from_s)
+        self._next_attempt()
+
+    # -- attempts --------------------------------------------------------------------------------
+
+    def _next_attempt(self) -> None:
+        self._pause = None
+        self._phase = Phase.PICKING
+        try:
+            choice = self._line.picker.pick(self._request, self._tried)
+        except (GatewayError, ValueError) as error:
+            self._no_pick(error)
+            return
+        if isinstance(choice, Pick):
+            self._picked(choice)
+        else:
+            self._line.spawn(self._await_pick(choice))
+
+    async def _await_pick(self, choice: Awaitable[Pick]) -> None:
+        """Never cancelled for a client that left: a pick that comes too late is ended, not lost."""
+        try:
+            pick = await choice
+        except (GatewayError, ValueError) as error:
+            if self._phase is not Phase.DONE:
+                self._no_pick(error)
+            return
+        if self._phase is Phase.DONE:
+            self._line.picker.ended(pick, AttemptEnd.CLIENT_GONE, None)
+            return
+        self._picked(pick)
+
+    def _no_pick(self, error: GatewayError | ValueError) -> None:
+        if self._held is not None:
+            link, head, body = self._held
+            self._held = None
+            self._answer(link, head, body)
+        elif self._first_error is not None:
+            self._refuse(self._first_error)
+        elif isinstance(error, GatewayError):
+            self._refuse(error)
+        else:
+            text = "the prompt cannot be rendered or tokenised"
+            self._refuse(ClientError(Refusal(code="invalid_prompt", message=text)))
+
+    def _picked(self, pick: Pick) -> None:
+        assert self._pick is None, "a pick before the last one ended"
+        self._drop_held()
+        self._pick = pick
+        self._worker = pick.worker
+        self._attempts += 1
+        self._line.counters.attempts += 1
+        self._tried |= {pick.worker}
+        self._is_second_send = False
+        link = self._line.pool.take(pick.endpoint)
+        if link is None:
+            self._connect(pick)
+        else:
+            self._send(link, pick)
+
+    def _connect(self, pick: Pick) -> None:
+        self._phase = Phase.CONNECTING
+        self._line.spawn(self._await_connection(pick))
+
+    async def _await_connection(self, pick: Pick) -> None:
+        try:
+            link = await self._line.pool.connect(pick.endpoint)
+        except (WorkerLost, WorkerTimeout) as error:
+            if self._pick is pick:
+                self._attempt_failed(error)
+            return
+        if self._pick is pick:
+            self._send(link, pick)
+        else:
+            link.release(is_reusable=True)
+
+    def _send(self, link: WorkerConnection, pick: Pick) -> None:
+        self._phase = Phase.WAITING
+        self._timed_from_s = self._line.now_s()
+        self._buffer = b""
+        self._has_answer_bytes = False
+        self._link = link
+        link.attach(self)
+        link.send(self._upstream_head(pick), pick.body)
+        if self._client.is_paused:
+            link.pause()
+
+    def _upstream_head(self, pick: Pick) -> bytes:
+        request = self._request
+        endpoint = pick.endpoint
+        headers = self._headers
+        lines = [
+            f"{request.method} {endpoint.base_path}{request.path} HTTP/1.1\r\n"
+            f"host: {endpoint.host_header}\r\nx-request-id: {request.request_id}"
+        ]
+        if pick.body or request.method != "GET":
+            kind = headers.get(b"content-type", b"application/json").decode("latin-1")
+            lines.append(f"content-type: {kind}\r\ncontent-length: {len(pick.body)}")
+        for name in _FORWARDED:
+            value = headers.get(name)
+            if value is not None:
+                lines.append(f"{name.decode()}: {value.decode('latin-1')}")
+        if endpoint.api_key:
+            lines.append(f"authorization: Bearer {endpoint.api_key}")
+        lines += [f"{name}: {value}" for name, value in pick.headers]
+        lines.append("\r\n")
+        return "\r\n".join(lines).encode("latin-1")
+
+    # -- the worker's side -----------------------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        """Bytes of the worker whose turn it is."""
+        relay = self._relay
+        if relay is None:
+            self._receive_head(data)
+            return
+        self._has_moved = True
+        if not self._has_first_token and (not relay.is_events or b"data:" in data):
+            self._first_token()
+        try:
+            is_over = relay.pass_on(data)
+        except (BrokenAnswer, BrokenFraming) as error:
+            self._broken(WorkerLost(str(error)))
+            return
+        if is_over:
+            self._answered()
+
+    def lost(self, error: Exception | None) -> None:
+        """The worker's connection ended."""
+        link, self._link = self._link, None
+        if self._relay is not None:
+            if error is None and self._relay.end_of_worker():
+                self._answered()
+            else:
+                self._broken(WorkerLost("the worker went away in the middle of its answer"))
+            return
+        pick = self._pick
+        if link is None or pick is None:
+            return  # an answer that is held; `_answer` sees that the connection is gone
+        is_stale = link.uses > 1 and not self._has_answer_bytes
+        if is_stale and not self._is_second_send:
+            self._is_second_send = True
+            self._line.counters.stale_retries += 1
+            self._connect(pick)
+            return
+        self._attempt_failed(WorkerLost("the worker closed the connection without an answer"))
+
+    def _receive_head(self, data: bytes) -> None:
+        self._has_answer_bytes = True
+        raw = self._buffer + data if self._buffer else data
+        while True:
+            end = raw.find(b"\r\n\r\n")
+            if end < 0:
+                self._buffer = raw
+                if len(raw) > _MAX_ANSWER_HEAD_BYTES:
+                    self._attempt_failed(WorkerLost("the worker's answer has no end of its head"))
+                return
+            try:
+                head = parse_answer(raw[: end + 4])
+            except BrokenAnswer as error:
+                self._attempt_failed(WorkerLost(str(error)))
+                return
+            raw = raw[end + 4 :]
+            if head.status == 101:
+                self._attempt_failed(WorkerLost("the worker switched protocols unasked"))
+                return
+            if head.status >= 200:
+                self._has_head(head, raw)
+                return
+
+    def _has_head(self, head: AnswerHead, body: bytes) -> None:
+        link = self._link
+        assert link is not None, "a head without a connection"
+        self._buffer = b""
+        if head.status in _RETRYABLE and self._may_retry():
+            # The worker's own words are kept: they are the answer if there is no other worker.
+            link.pause()
+            self._link = None
+            self._held = (link, head, body)
+            self._first_error = WorkerLost(f"the worker answered {head.status}")
+            self._end_attempt(AttemptEnd.WORKER_FAILED, None)
+            self._retry_later()
+            return
+        self._answer(link, head, body)
+
+    def _answer(self, link: WorkerConnection, head: AnswerHead, body: bytes) -> None:
+        client = self._client
+        self._phase = Phase.ANSWERING
+        self._has_moved = False
+        self._timed_from_s = self._line.now_s()
+        self._link = link
+        self._status = head.status
+        self._is_link_reusable = head.keeps_alive
+        relay = self._relay = Relay(client.transport, head, takes_chunks=client.takes_chunks)
+        own = [("x-request-id", self._request.request_id)]
+        pick = self._pick
+        if pick is not None and pick.decision_header:
+            own.append(("x-trunkline-decision", pick.decision_header))
+        if not relay.is_events or b"data:" in body:
+            self._first_token()
+        try:
+            is_over = relay.begin(rewrite(head, relay, own, closes=client.closes), body)
+        except (BrokenAnswer, BrokenFraming) as error:
+            self._relay = None  # nothing was written yet
+            self._attempt_failed(WorkerLost(str(error)))
+            return
+        if is_over:
+            self._answered()
+        elif not link.is_open:
+            self.lost(None)
+        elif pick is None and not client.is_paused:
+            link.resume()
+
+    def _first_token(self) -> None:
+        self._has_first_token = True
+        if self._status >= 300 or self._pick is None:
+            return
+        self._ttft_ms = self._line.now_ms() - self._started_ms
+        self._line.counters.ttft.add(self._ttft_ms / 1_000.0)
+        self._line.picker.first_byte(self._pick)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _attempt_failed(self, error: GatewayError) -> None:
+        """Nothing of this attempt has reached the client."""
+        self._drop_link()
+        self._first_error = error
+        self._end_attempt(AttemptEnd.WORKER_FAILED, None)
+        if error.retryable and self._may_retry():
+            self._retry_later()
+        else:
+            self._refuse(error)
+
+    def _may_retry(self) -> bool:
+        """Whether a further attempt is allowed; takes it out of the budget."""
+        retry = self._line.retry
+        if retry.disable_retries or self._attempts > retry.retry_max_retries:
+            return False
+        if self._line.budget.try_spend(self._line.now_s()):
+            self._line.counters.retries += 1
+            return True
+        self._line.counters.retries_denied += 1
+        return False
+
+    def _retry_later(self) -> None:
+        self._phase = Phase.PAUSING
+        pause_ms = backoff_ms(self._line.retry, self._attempts - 1, self._line.dice)
+        self._pause = self._line.call_later(pause_ms / 1_000.0, self._next_attempt)
+
+    def _answered(self) -> None:
+        """The answer went through whole."""
+        relay, link = self._relay, self._link
+        assert relay is not None, "answered without a relay"
+        self._link = None
+        if link is not None:
+            link.release(is_reusable=self._is_link_reusable and relay.framing is not Framing.REST)
+        is_good = self._status < 500
+        cached = self._cached_tokens(relay) if self._status < 300 else None
+        self._end_attempt(AttemptEnd.COMPLETE if is_good else AttemptEnd.WORKER_FAILED, cached)
+        ending = Ending.CLOSE if relay.ends_by_closing else Ending.KEEP
+        self._finish(self._status, "", ending)
+
+    def _broken(self, error: GatewayError, end: AttemptEnd = AttemptEnd.WORKER_FAILED) -> None:
+        """The answer has begun and cannot be finished."""
+        relay = self._relay
+        assert relay is not None, "broken without a relay"
+        self._drop_link()
+        self._line.counters.broken_streams += 1
+        self._end_attempt(end, None)
+        event = error_event(error, self._request.request_id, relay.events_delivered)
+        if relay.break_off(event):
+            ending = Ending.CLOSE
+        else:
+            ending = Ending.RESET if relay.ends_by_closing else Ending.CLOSE
+        self._finish(self._status, error.code, ending)
+
+    def client_gone(self) -> None:
+        """The client left. The worker is told at once, by closing, and is not blamed."""
+        if self._phase is Phase.DONE:
+            return
+        self._drop_link()
+        self._line.counters.client_gone += 1
+        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
+        self._finish(499, "client_gone", Ending.CLOSE)
+
+    def stop(self, error: GatewayError) -> None:
+        """The gateway ends it: a shutdown whose grace is over."""
+        if self._phase is Phase.DONE:
+            return
+        if self._phase is Phase.ANSWERING:
+            self._broken(error, AttemptEnd.CLIENT_GONE)
+            return
+        self._drop_link()
+        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
+        self._refuse(error)
+
+    def _refuse(self, error: GatewayError) -> None:
+        self._drop_link()
+        status = self._client.refuse(error)
+        code = error.refusal.code if isinstance(error, ClientError) else error.code
+        self._finish(status, code, Ending.KEEP)
+
+    def _finish(self, status: int, code: str, ending: Ending) -> None:
+        assert self._pick is None, "an exchange finished with an open attempt"
+        assert self._phase is not Phase.DONE, "an exchange finished twice"
+        self._phase = Phase.DONE
+        counters = self._line.counters
+        counters.active_requests -= 1
+        counters.duration.add((self._line.now_ms() - self._started_ms) / 1_000.0)
+        answer_bytes = self._relay.bytes_out if self._relay is not None else 0
+        counters.answer_bytes += answer_bytes
+        self._client.exchange_over(
+            Result(
+                status=status, code=code, worker=self._worker, attempts=self._attempts,
+                answer_bytes=answer_bytes, ttft_ms=self._ttft_ms, ending=ending,
+            )
+        )  # fmt: skip
+
+    def _end_attempt(self, end: AttemptEnd, cached_tokens: int | None) -> None:
+        pick, self._pick = self._pick, None
+        if pick is None:
+            return
+        if end is AttemptEnd.WORKER_FAILED:
+            self._line.counters.worker_failures += 1
+        self._line.picker.ended(pick, end, cached_tokens)
+
+    def _drop_link(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._drop_held()
+        link, self._link = self._link, None
+        if link is not None:
+            link.abort()
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            self._held[0].abort()
+            self._held = None
+
+    def _cached_tokens(self, relay: Relay) -> int | None:
+        if self._request.route is Route.OTHER:
+            return None
+        found = _CACHED_TOKENS.findall(relay.tail())
+        if not found:
+            return None
+        self._line.counters.cached_tokens_seen += 1
+        return int(found[-1])
+
+    # -- the client's pace, and deadlines --------------------------------------------------------
+
+    def pause_worker(self) -> None:
+        if self._link is not None:
+            self._link.pause()
+
+    def resume_worker(self) -> None:
+        if self._link is not None:
+            self._link.resume()
+
+    def check(self, now_s: float) -> None:
+        """Called a few times a second: ends what waits for too long."""
+        limits = self._line.upstream
+        if self._has_moved or self._client.is_paused:
+            self._has_moved = False
+            self._timed_from_s = now_s
+            return
+        waited_ms = (now_s - self._timed_from_s) * 1_000.0
+        match self._phase:
+            case Phase.ANSWERING if waited_ms > limits.stream_idle_timeout_ms:
+                self._broken(timed_out("was silent", limits.stream_idle_timeout_ms))
+            case Phase.WAITING if waited_ms > limits.first_byte_timeout_ms:
+                self._attempt_failed(timed_out("did not answer", limits.first_byte_timeout_ms))
+            case Phase.PICKING if waited_ms > limits.first_byte_timeout_ms:
+                limit_ms = limits.first_byte_timeout_ms
+                self._refuse(WorkerTimeout(f"no worker was chosen within {limit_ms} ms"))
+            case _:
+                pass

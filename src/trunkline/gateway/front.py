@@ -1,0 +1,234 @@
+"""The client listener: accepts connections, owns what they share, and ends them in good order.
+
+Owns the server socket, the sweep that enforces every deadline, and the drain. No request has a
+timer of its own: one sweep, a few times a second, looks at all that is open. Read `client.py` next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import random
+import ssl
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
+from trunkline.errors import NoWorker
+from trunkline.gateway.answers import Answer
+from trunkline.gateway.client import ClientConnection
+from trunkline.gateway.contracts import Picker
+from trunkline.gateway.counters import AccessRecord, Counters
+from trunkline.gateway.exchange import Line
+from trunkline.gateway.intake import Intake
+from trunkline.gateway.retry import RetryBudget
+from trunkline.gateway.routes import Local
+from trunkline.gateway.upstream import WorkerPool
+from trunkline.ports.clock import Clock
+
+SWEEP_MS = 250
+_BACKLOG = 4_096
+
+Authenticate = Callable[[bytes], bool]
+"""Whether this Authorization header (empty where there was none) may use the API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """What `/readiness` says."""
+
+    is_ready: bool
+    is_reuse_on: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontParts:
+    """What a front is built from."""
+
+    picker: Picker
+    models: Callable[[], bytes]
+    """The body of `/v1/models`."""
+    readiness: Callable[[], Readiness]
+    clock: Clock
+    """For what is reported. Deadlines go by the loop's own, coarser time."""
+    dice: random.Random
+    """For request ids and the jitter of pauses."""
+    limits: LimitsConfig
+    upstream: UpstreamConfig
+    retry: RetryConfig
+    max_model_len: int
+    version: str
+    authenticate: Authenticate | None = None
+    on_finished: Callable[[AccessRecord], None] | None = None
+    tls: ssl.SSLContext | None = None
+    """For workers reached by https; None takes the system's authorities."""
+    sweep_ms: int = SWEEP_MS
+
+
+def api_key_check(api_key: str) -> Authenticate:
+    """One bearer key for everybody, compared in constant time."""
+    wanted = b"Bearer " + api_key.encode()
+    return lambda given: hmac.compare_digest(given, wanted)
+
+
+class Front:
+    """A running listener; made by `serve_front`."""
+
+    def __init__(self, parts: FrontParts) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._parts = parts
+        self._server: asyncio.Server | None = None
+        self._clients: dict[ClientConnection, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._quiet = asyncio.Event()
+        self.is_draining = False
+        self.counters = Counters()
+        self.limits = parts.limits
+        self.now_s = loop.time
+        self.now_ms = parts.clock.now
+        self.call_soon = loop.call_soon
+        self.pool = WorkerPool(parts.upstream, self.counters, parts.tls)
+        self.intake = Intake(
+            max_json_depth=parts.limits.max_json_depth,
+            strict_fields=parts.limits.strict_fields,
+            max_model_len=parts.max_model_len,
+            counters=self.counters,
+        )
+        self.line = Line(
+            picker=parts.picker,
+            pool=self.pool,
+            budget=RetryBudget(parts.retry),
+            upstream=parts.upstream,
+            retry=parts.retry,
+            counters=self.counters,
+            dice=parts.dice,
+            now_s=loop.time,
+            now_ms=parts.clock.now,
+            spawn=self._spawn,
+            call_later=loop.call_later,
+        )
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None, "asked for its port before it listened"
+        return self._server.sockets[0].getsockname()[1]
+
+    async def listen(self, listen: ListenConfig) -> None:
+        self._server = await self._loop.create_server(
+            lambda: ClientConnection(self), listen.host, listen.port, backlog=_BACKLOG
+        )
+        self._sweep()
+
+    async def drain(self, grace_ms: float) -> None:
+        """Take nothing new, let what runs come to its end, then force the rest."""
+        self.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        for client in list(self._clients):
+            client.close_if_idle()
+        try:
+            async with asyncio.timeout(grace_ms / 1_000.0):
+                while self.counters.active_requests:
+                    self._quiet.clear()
+                    await self._quiet.wait()
+        except TimeoutError:
+            pass  # the grace is over; `close` ends the rest with an error
+        await self.close()
+
+    async def close(self) -> None:
+        """End everything now. Streams get an error event, waiting requests a 503."""
+        self.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        for client in list(self._clients):
+            client.stop(NoWorker("the gateway is shutting down"))
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.pool.close()
+        await asyncio.sleep(0)  # the transports' own last turn
+        for client in list(self._clients):
+            client.abort()
+
+    # -- what connections ask for ----------------------------------------------------------------
+
+    def admit(self, client: ClientConnection) -> bool:
+        self._clients[client] = None
+        self.counters.open_clients += 1
+        return len(self._clients) <= self.limits.max_connections
+
+    def forget(self, client: ClientConnection) -> None:
+        self.counters.open_clients -= 1
+        del self._clients[client]
+
+    def is_full(self) -> bool:
+        return self.counters.active_requests >= self.limits.max_concurrent_requests
+
+    def authenticates(self, headers: dict[bytes, bytes]) -> bool:
+        check = self._parts.authenticate
+        return check is None or check(headers.get(b"authorization", b""))
+
+    def new_request_id(self) -> str:
+        return f"{self._parts.dice.getrandbits(128):032x}"
+
+    def finished(self, route: str, record: AccessRecord) -> None:
+        self.counters.count_request(route, record.status)
+        if self.counters.active_requests == 0:
+            self._quiet.set()
+        if self._parts.on_finished is not None:
+            self._parts.on_finished(record)
+
+    def local_answer(self, local: Local) -> Answer:
+        match local:
+            case Local.MODELS:
+                return Answer(status=200, body=self._parts.models())
+            case Local.HEALTH | Local.LIVENESS:
+                return Answer(status=200, body=b'{"status":"ok"}')
+            case Local.VERSION:
+                return Answer(
+                    status=200, body=msgspec.json.encode({"version": self._parts.version})
+                )
+            case Local.READINESS:
+                return self._readiness()
+
+    def _readiness(self) -> Answer:
+        seen = self._parts.readiness()
+        is_ready = seen.is_ready and not self.is_draining
+        body = {
+            "status": "ready" if is_ready else "draining" if self.is_draining else "starting",
+            "reuse": "on" if seen.is_reuse_on else "off",
+            "detail": seen.detail,
+        }
+        return Answer(status=200 if is_ready else 503, body=msgspec.json.encode(body))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that is ours until it is done; `close` cancels and awaits it."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _sweep(self) -> None:
+        now_s = self._loop.time()
+        for client in list(self._clients):
+            client.check(now_s)
+        self.pool.sweep(now_s)
+        self._sweep_timer = self._loop.call_later(self._parts.sweep_ms / 1_000.0, self._sweep)
+
+
+async def serve_front(listen: ListenConfig, parts: FrontParts) -> Front:
+    """Listen for clients. The caller ends it with `drain` or `close`."""
+    front = Front(parts)
+    await front.listen(listen)
+    return front

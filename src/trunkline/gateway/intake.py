@@ -1,0 +1,323 @@
+"""From one client message to an `InferenceRequest`: body checks, prompt, affinity hints.
+
+Owns what an inference body may hold. It decides on the decoded body and forwards the client's own
+bytes, less the fields that are never forwarded. A batch of prompts is served by one worker, and
+routed by its first prompt. Must never take a tenant, a worker or a cache key from the client. Read
+`exchange.py` next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from trunkline.gateway.answers import quoted
+from trunkline.gateway.contracts import (
+    ChatPrompt,
+    ClientError,
+    InferenceRequest,
+    Prompt,
+    Refusal,
+    Route,
+)
+from trunkline.gateway.counters import Counters
+from trunkline.gateway.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    FORBIDDEN,
+    HINTS,
+    REFUSED,
+    check_fields,
+)
+from trunkline.gateway.strict_json import decode_object, has_negative_zero, without
+
+MAX_MESSAGES = 10_000
+MAX_BATCH = 256
+_HINT_BYTES = 256
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_TEMPLATE_OPTIONS = (
+    "add_generation_prompt", "continue_final_message", "add_special_tokens", "documents",
+    "reasoning_effort",
+)  # fmt: skip
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url", "input_audio": "data"}
+
+# In this order; a per-request id is no affinity key.
+_SESSION_HEADERS = (
+    b"x-session-id", b"x-user-id", b"x-claude-code-session-id", b"session-id",
+    b"x-dynamo-session-id", b"x-session-affinity",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One whole client message whose head was accepted."""
+
+    request_id: str
+    route: Route
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    body: bytes
+    is_json: bool
+
+
+class Intake:
+    """Makes requests of messages, under the limits it was built with."""
+
+    def __init__(
+        self, *, max_json_depth: int, strict_fields: bool, max_model_len: int, counters: Counters
+    ) -> None:
+        self._max_json_depth = max_json_depth
+        self._strict_fields = strict_fields
+        self._max_model_len = max_model_len
+        self._counters = counters
+
+    def request(self, message: Message) -> InferenceRequest:
+        """The request in `message`. Raises ClientError."""
+        scope = message.headers.get(b"x-cache-scope")
+        request = InferenceRequest(
+            request_id=message.request_id,
+            route=message.route,
+            method=message.method,
+            path=message.path,
+            body=message.body,
+            narrowed_scope=None if scope is None else _narrowed(scope),
+        )
+        if message.route is not Route.OTHER:
+            self._fill(request)
+        elif message.is_json and message.body:
+            self._strip(request)
+        hint = _header_hint(message.headers)
+        if hint is not None:
+            request.session = hint
+        return request
+
+    def _strip(self, request: InferenceRequest) -> None:
+        """An endpoint we do not read: only what could reach a foreign cache is looked for."""
+        fields, nested = decode_object(request.body, self._max_json_depth, FORBIDDEN)
+        self._drop(request, fields, [])
+        _refuse_nested(nested)
+        model = fields.get("model")
+        request.model = model if type(model) is str else ""
+        request.is_stream = fields.get("stream") is True
+
+    def _fill(self, request: InferenceRequest) -> None:
+        fields, nested = decode_object(request.body, self._max_json_depth, FORBIDDEN)
+        is_chat = request.route is Route.CHAT
+        unknown = check_fields(fields, CHAT_FIELDS if is_chat else COMPLETION_FIELDS)
+        has_zero = any(value == 0 and type(value) is not bool for value in fields.values())
+        if has_zero and has_negative_zero(request.body):
+            raise ClientError(Refusal(code="invalid_json", message="-0 is no number here"))
+        request.session = _body_hint(fields)
+        prompt_name = "messages" if is_chat else "prompt"
+        if prompt_name not in fields:
+            raise _bad(prompt_name, "is missing")
+        unknown.remove(prompt_name)
+        dropped = self._drop(request, fields, unknown) if unknown else frozenset[str]()
+        if nested is not None and not _is_under(fields, dropped, self._max_json_depth):
+            _refuse_nested(nested)
+        request.model = fields.get("model") or ""
+        request.is_stream = bool(fields.get("stream"))
+        request.max_tokens = fields.get("max_completion_tokens") or fields.get("max_tokens")
+        if request.max_tokens is not None and request.max_tokens > self._max_model_len:
+            raise _bad("max_tokens", f"must be at most {self._max_model_len}")
+        value = fields[prompt_name]
+        request.prompt = _chat_prompt(value, fields) if is_chat else self._text_prompt(value)
+
+    def _drop(
+        self, request: InferenceRequest, fields: dict[str, Any], unknown: list[str]
+    ) -> frozenset[str]:
+        """Take forbidden and unknown fields out of the body; returns what was taken out."""
+        forbidden = FORBIDDEN.intersection(fields)
+        refused = REFUSED.intersection(fields)
+        if refused:
+            name = min(refused)
+            raise _bad(name, "is not taken from clients", "forbidden_field")
+        if forbidden and self._strict_fields:
+            name = min(forbidden)
+            raise _bad(name, "is not taken from clients", "forbidden_field")
+        others = [name for name in unknown if name not in forbidden and name not in HINTS]
+        if others and self._strict_fields:
+            text = f"the field {quoted(others[0])} is not known"
+            raise ClientError(Refusal(code="unknown_field", message=text, param=others[0][:64]))
+        for name in forbidden:
+            self._counters.count_dropped(name)
+        for _ in others:
+            self._counters.count_dropped("unknown")
+        dropped = forbidden.union(unknown)
+        if dropped:
+            request.body = without(request.body, dropped)
+        return dropped
+
+    def _text_prompt(self, value: Any) -> Prompt:  # any decoded JSON value
+        """A text, token ids, or the first of a batch of either."""
+        if type(value) is str:
+            if not value:
+                raise _bad("prompt", "is empty")
+            return value
+        if type(value) is not list:
+            raise _bad("prompt", "must be a string, token ids, or a list of either")
+        items: list[Any] = value
+        if not items:
+            raise _bad("prompt", "is empty")
+        kind = type(items[0])
+        if kind is not str and kind is not list:
+            return self._token_ids(items, "prompt")
+        if len(items) > MAX_BATCH:
+            raise _bad("prompt", f"has {len(items)} prompts; the limit is {MAX_BATCH}")
+        for index, item in enumerate(items):
+            if type(item) is not kind:
+                raise _bad("prompt", f"mixes kinds: item {index} differs from the first")
+            if not item:
+                raise _bad("prompt", f"has an empty prompt at index {index}")
+        if kind is str:
+            return items[0]
+        batch = [self._token_ids(item, f"prompt[{index}]") for index, item in enumerate(items)]
+        return batch[0]
+
+    def _token_ids(self, items: list[Any], name: str) -> array[int]:
+        if len(items) > self._max_model_len:
+            text = f"has {len(items)} token ids; the context has {self._max_model_len}"
+            raise _bad("prompt", text, "context_length_exceeded")
+        if set(map(type, items)) == {int}:
+            try:
+                return array("I", items)
+            except OverflowError:
+                pass  # the loop below names the item
+        for index, item in enumerate(items):
+            if type(item) is not int or not 0 <= item < 1 << 32:
+                raise _bad("prompt", f"{name}[{index}] is not a token id")
+        raise AssertionError("an id in range did not fit")
+
+
+def _chat_prompt(value: Any, fields: dict[str, Any]) -> ChatPrompt:  # any decoded JSON value
+    if type(value) is not list or not value:
+        raise _bad("messages", "must be a list of at least one message")
+    messages: list[Any] = value
+    if len(messages) > MAX_MESSAGES:
+        raise _bad("messages", f"has {len(messages)} items; the limit is {MAX_MESSAGES}")
+    for index, message in enumerate(messages):
+        _check_message(message, index)
+    tools: list[dict[str, Any]] | None = fields.get("tools")
+    for index, tool in enumerate(tools or ()):
+        if type(tool.get("type")) is not str or type(tool.get("function")) is not dict:
+            raise _bad("tools", f"tools[{index}] must have a type and a function")
+    options = {name: fields[name] for name in _TEMPLATE_OPTIONS if fields.get(name) is not None}
+    return ChatPrompt(messages=messages, tools=tools, template_options=options)
+
+
+def _check_message(message: Any, index: int) -> None:  # any decoded JSON value
+    where = f"messages[{index}]"
+    if type(message) is not dict:
+        raise _bad("messages", f"{where} must be an object")
+    role = message.get("role")
+    if type(role) is not str or role not in _ROLES:
+        raise _bad("messages", f"{where}.role must be one of {', '.join(sorted(_ROLES))}")
+    content = message.get("content")
+    if type(content) is str:
+        pass
+    elif content is None:
+        if role != "assistant":
+            raise _bad("messages", f"{where}.content is missing")
+    elif type(content) is list and content:
+        for part_index, part in enumerate(content):
+            _check_part(part, f"{where}.content[{part_index}]")
+    else:
+        raise _bad("messages", f"{where}.content must be a string or a list of parts")
+    calls = message.get("tool_calls")
+    if calls is None:
+        return
+    if type(calls) is not list or not all(type(call) is dict for call in calls):
+        raise _bad("messages", f"{where}.tool_calls must be a list of objects")
+
+
+def _check_part(part: Any, where: str) -> None:  # any decoded JSON value
+    if type(part) is not dict:
+        raise _bad("messages", f"{where} must be an object")
+    kind = part.get("type")
+    if type(kind) is not str:
+        raise _bad("messages", f"{where}.type is missing")
+    if kind in _TEXT_PARTS:
+        text = part.get("refusal" if kind == "refusal" else "text", part.get(kind))
+        if type(text) is not str:
+            raise _bad("messages", f"{where}.text must be a string")
+        return
+    inner_name = _MEDIA_PARTS.get(kind)
+    if inner_name is None:
+        raise _bad("messages", f"{where}.type is not known")
+    holder = part.get(kind)
+    source = holder.get(inner_name) if type(holder) is dict else holder
+    if type(source) is not str:
+        raise _bad("messages", f"{where}.{kind} must hold its data")
+    if inner_name == "url" and not source.startswith("data:"):
+        raise _bad("messages", f"{where}.{kind} must be a data: URL; nothing is fetched")
+
+
+def _is_under(fields: dict[str, Any], dropped: frozenset[str], max_depth: int) -> bool:
+    """Whether every forbidden key below the top level went away with a dropped field."""
+    kept = {name: value for name, value in fields.items() if name not in dropped}
+    return find_forbidden(kept, max_depth) is None
+
+
+def find_forbidden(value: Any, depth_left: int) -> str | None:  # any decoded JSON value
+    """A forbidden key anywhere in `value`. The depth was bounded when it was decoded."""
+    assert depth_left >= 0, "deeper than the decoder let through"
+    if type(value) is dict:
+        entries: dict[str, Any] = value
+        if not FORBIDDEN.isdisjoint(entries):
+            return min(FORBIDDEN.intersection(entries))
+        below: list[Any] = list(entries.values())
+    elif type(value) is list:
+        below = value
+    else:
+        return None
+    for item in below:
+        found = find_forbidden(item, depth_left - 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _refuse_nested(nested: str | None) -> None:
+    if nested is not None:
+        raise _bad(nested, "is not taken from clients, at any nesting", "forbidden_field")
+
+
+def _narrowed(scope: bytes) -> str:
+    wish = scope.strip().lower()
+    if wish not in {b"user", b"session", b"none"}:
+        text = "x-cache-scope may only narrow sharing: user, session or none"
+        raise ClientError(Refusal(status=403, code="scope_widening", message=text))
+    return wish.decode()
+
+
+def _header_hint(headers: dict[bytes, bytes]) -> str | None:
+    for name in _SESSION_HEADERS:
+        value = headers.get(name)
+        if value:
+            if name == b"session-id" and b"thread-id" in headers:
+                value = value + b"/" + headers[b"thread-id"]
+            return value[:_HINT_BYTES].decode("latin-1")
+    return None
+
+
+def _body_hint(fields: dict[str, Any]) -> str | None:
+    session = fields.get("session_params")
+    metadata = fields.get("metadata")
+    for value in (
+        fields.get("prompt_cache_key"),
+        session.get("session_id") if type(session) is dict else None,
+        fields.get("session_id"),
+        metadata.get("user_id") if type(metadata) is dict else None,
+        fields.get("user"),
+    ):
+        if type(value) is str and value:
+            return value[:_HINT_BYTES]
+    return None
+
+
+def _bad(param: str, wrong: str, code: str = "invalid_value") -> ClientError:
+    text = wrong if wrong.startswith(param) else f"{param} {wrong}"
+    return ClientError(Refusal(code=code, message=text, param=param))

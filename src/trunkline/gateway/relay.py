@@ -1,0 +1,286 @@
+"""One worker's answer on its way to the client: head rewritten once, body passed on as it came.
+
+Owns the framing of the answer. It reads the body only as far as it must to know where the message
+ends, and writes each received buffer once. An event stream is passed on in whole chunks, so that an
+error event can follow whatever happens. Must never decode a body. Read `exchange.py` for who starts
+and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+
+from trunkline.gateway.framing import ChunkReader
+from trunkline.gateway.head import AnswerHead, BrokenAnswer
+
+TAIL_BYTES = 4 << 10
+_HELD_BYTES = 64 << 10
+"""Longest piece of a chunk held back; a longer chunk is passed on in parts."""
+
+_DROPPED = frozenset({
+    b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id",
+})  # fmt: skip
+_KEPT_ONCE = frozenset({b"date", b"server", b"content-type", b"content-encoding"})
+
+
+class Framing(Enum):
+    """How the worker's body comes, and with it how it is passed on."""
+
+    EMPTY = "empty"
+    COUNTED = "counted"
+    CHUNKED = "chunked"
+    UNCHUNKED = "unchunked"
+    """Chunks for a client that knows none: passed on bare, ended by closing."""
+    REST = "rest"
+    """Until the worker closes; made chunks for a client that knows them."""
+
+
+class Relay:
+    """The body of one answer. The exchange calls `pass_on` for each buffer behind the head."""
+
+    __slots__ = (
+        "_client",
+        "_held",
+        "_held_bytes",
+        "_is_events",
+        "_is_mid_chunk",
+        "_reader",
+        "_remaining",
+        "_tail",
+        "_tail_before",
+        "_tail_bytes",
+        "bytes_out",
+        "framing",
+        "is_chunked_out",
+    )  # fmt: skip
+
+    def __init__(self, client: asyncio.Transport, head: AnswerHead, *, takes_chunks: bool) -> None:
+        self._client = client
+        self._remaining = head.content_length or 0
+        self._reader: ChunkReader | None = None
+        self._is_events = _is_event_stream(head)
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._is_mid_chunk = False
+        self._tail: list[bytes] = []
+        self._tail_before: list[bytes] = []
+        self._tail_bytes = 0
+        self.bytes_out = 0
+        self.framing = _framing(head, takes_chunks=takes_chunks)
+        self.is_chunked_out = takes_chunks and self.framing in {Framing.CHUNKED, Framing.REST}
+        if head.is_chunked:
+            collects = self.framing is Framing.UNCHUNKED
+            self._reader = ChunkReader(takes_trailers=True, collects=collects)
+
+    @property
+    def ends_by_closing(self) -> bool:
+        """Whether the client learns the end only from the closed connection."""
+        return self.framing is Framing.UNCHUNKED or (
+            self.framing is Framing.REST and not self.is_chunked_out
+        )
+
+    @property
+    def is_events(self) -> bool:
+        """Whether this is a stream of events that we may add one to."""
+        return self._is_events
+
+    @property
+    def events_delivered(self) -> int:
+        """Whole chunks passed on: in a stream of an engine, one event each."""
+        return self._reader.chunks - bool(self._held) if self._reader is not None else 0
+
+    def begin(self, head: bytes, body: bytes) -> bool:
+        """Write the head, with whatever of the body came along. True where the answer is whole."""
+        is_counted = self.framing is Framing.COUNTED
+        if self.framing is Framing.EMPTY or (is_counted and self._remaining == 0):
+            if body:
+                raise BrokenAnswer("the worker sent bytes behind the end of its answer")
+            self._client.write(head)
+            return True
+        if not body:
+            self._client.write(head)
+            return False
+        return self._pass(body, head)
+
+    def pass_on(self, data: bytes) -> bool:
+        """Pass one buffer on. True where it ended the answer. Raises BrokenAnswer,
+        BrokenFraming.
+        """
+        if self.framing is not Framing.CHUNKED:
+            return self._pass(data, b"")
+        reader = self._reader
+        assert reader is not None, "a chunked relay without a reader"
+        end = reader.feed(data)
+        if end >= 0 or self._held or (self._is_events and reader.boundary != len(data)):
+            return self._pass_chunks(data, b"", end)
+        self._is_mid_chunk = False
+        self._client.write(data)
+        self._keep(data)
+        return False
+
+    def end_of_worker(self) -> bool:
+        """The worker closed. True where that is how its answer ends."""
+        if self.framing is not Framing.REST:
+            return False
+        if self.is_chunked_out:
+            self._client.write(b"0\r\n\r\n")
+        return True
+
+    def break_off(self, event: bytes) -> bool:
+        """End a broken event stream with `event`. False where the client stands inside a chunk."""
+        if not self._is_events or self._is_mid_chunk:
+            return False
+        if self.framing is Framing.COUNTED:
+            return False
+        self._held = []
+        if not self._ended_an_event():
+            event = b"\n\n" + event  # the event in hand is lost, and must not swallow ours
+        if self.is_chunked_out:
+            event = b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
+        self._client.write(event)
+        return True
+
+    def tail(self) -> bytes:
+        """The last few KiB of the body, framing included."""
+        return b"".join(self._tail_before + self._tail)[-TAIL_BYTES:]
+
+    # -- inside ----------------------------------------------------------------------------------
+    # `head` is what must go out in front, in the same write.
+
+    def _pass(self, data: bytes, head: bytes) -> bool:
+        match self.framing:
+            case Framing.CHUNKED:
+                assert self._reader is not None, "a chunked relay without a reader"
+                return self._pass_chunks(data, head, self._reader.feed(data))
+            case Framing.COUNTED:
+                self._remaining -= len(data)
+                if self._remaining < 0:
+                    raise BrokenAnswer("the worker sent bytes behind the end of its answer")
+                self._client.write(head + data if head else data)
+                self._keep(data)
+                return self._remaining == 0
+            case Framing.UNCHUNKED:
+                return self._pass_bare(data, head)
+            case Framing.REST:
+                framed = b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked_out else data
+                self._client.write(head + framed if head else framed)
+                self._keep(data)
+                return False
+            case Framing.EMPTY:
+                raise BrokenAnswer("the worker sent a body where none belongs")
+
+    def _pass_bare(self, data: bytes, head: bytes) -> bool:
+        reader = self._reader
+        assert reader is not None, "an unchunking relay without a reader"
+        assert reader.pieces is not None, "an unchunking relay that does not collect"
+        end = reader.feed(data)
+        payload = b"".join(reader.pieces)
+        reader.pieces.clear()
+        self._client.write(head + payload)
+        self._keep(payload)
+        return self._is_end(end, data)
+
+    def _pass_chunks(self, data: bytes, head: bytes, end: int) -> bool:
+        """The careful way: hold back what belongs to a chunk, or an end, that is not whole yet."""
+        assert self._reader is not None, "a chunked relay without a reader"
+        boundary = self._reader.boundary
+        is_end = self._is_end(end, data)
+        if is_end or not self._is_events or (self._is_mid_chunk and boundary <= 0):
+            out, rest = data, b""
+        elif boundary <= 0:
+            out, rest = b"", data
+        else:
+            out, rest = data[:boundary], data[boundary:]
+            self._is_mid_chunk = False
+        if out and self._held:
+            out = b"".join(self._held) + out
+            self._held = []
+            self._held_bytes = 0
+        if rest:
+            self._held.append(rest)
+            self._held_bytes += len(rest)
+            if self._held_bytes > _HELD_BYTES:
+                out += b"".join(self._held)
+                self._held = []
+                self._held_bytes = 0
+                self._is_mid_chunk = True
+        if head or out:
+            self._client.write(head + out)
+            self._keep(out)
+        return is_end
+
+    def _is_end(self, end: int, data: bytes) -> bool:
+        if end < 0:
+            return False
+        if end != len(data):
+            raise BrokenAnswer("the worker sent bytes behind the end of its answer")
+        return True
+
+    def _keep(self, data: bytes) -> None:
+        size = len(data)
+        self.bytes_out += size
+        self._tail.append(data if size <= TAIL_BYTES else data[-TAIL_BYTES:])
+        self._tail_bytes += size
+        if self._tail_bytes > TAIL_BYTES:
+            self._tail_before = self._tail
+            self._tail = []
+            self._tail_bytes = 0
+
+    def _ended_an_event(self) -> bool:
+        tail = self.tail()
+        if not tail:
+            return True
+        if self.framing is Framing.CHUNKED:
+            tail = tail[:-2]  # the CRLF of the chunk
+        return tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+
+
+def rewrite(head: AnswerHead, relay: Relay, own: list[tuple[str, str]], *, closes: bool) -> bytes:
+    """The head for the client: the worker's fields less those of its connection, then ours."""
+    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
+    seen: set[bytes] = set()
+    named = _connection_options(head)
+    for name, value in head.fields:
+        if name in _DROPPED or name in named or name.startswith(b"x-trunkline-"):
+            continue
+        if name in _KEPT_ONCE:
+            if name in seen:
+                continue
+            seen.add(name)
+        lines.append(b"%b: %b" % (name, value))
+    if relay.is_chunked_out:
+        lines.append(b"transfer-encoding: chunked")
+    elif relay.framing is Framing.COUNTED:
+        lines.append(b"content-length: %d" % (head.content_length or 0))
+    lines += [f"{name}: {value}".encode("latin-1") for name, value in own]
+    if closes or relay.ends_by_closing:
+        lines.append(b"connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _connection_options(head: AnswerHead) -> frozenset[bytes]:
+    """Further fields that the worker declares to be of its connection only."""
+    for name, value in head.fields:
+        if name == b"connection" and value.lower() not in {b"close", b"keep-alive"}:
+            return frozenset(option.strip().lower() for option in value.split(b","))
+    return frozenset()
+
+
+def _framing(head: AnswerHead, *, takes_chunks: bool) -> Framing:
+    if head.status in {204, 304}:
+        return Framing.EMPTY
+    if head.is_chunked:
+        return Framing.CHUNKED if takes_chunks else Framing.UNCHUNKED
+    return Framing.REST if head.content_length is None else Framing.COUNTED
+
+
+def _is_event_stream(head: AnswerHead) -> bool:
+    kind = b""
+    for name, value in head.fields:
+        if name == b"content-type":
+            kind = value
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            return False  # we cannot add a line to what is compressed
+    return kind[:17].lower() == b"text/event-stream"

@@ -1,0 +1,79 @@
+"""What a client path is, judged on the raw bytes of the request target.
+
+Owns the table of the client listener. The very bytes that are judged here are forwarded; nothing is
+decoded, normalised or joined in between, so that what was authorised is what is served. Read
+`client.py` next.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from trunkline.gateway.contracts import ClientError, Refusal, Route
+
+
+class Local(Enum):
+    """What the gateway answers itself."""
+
+    MODELS = "models"
+    HEALTH = "health"
+    LIVENESS = "liveness"
+    READINESS = "readiness"
+    VERSION = "version"
+
+
+_TABLE: dict[bytes, Route | Local] = {
+    b"/v1/chat/completions": Route.CHAT,
+    b"/v1/completions": Route.COMPLETION,
+    b"/v1/models": Local.MODELS,
+    b"/health": Local.HEALTH,
+    b"/liveness": Local.LIVENESS,
+    b"/live": Local.LIVENESS,
+    b"/healthz": Local.LIVENESS,
+    b"/readiness": Local.READINESS,
+    b"/readyz": Local.READINESS,
+    b"/version": Local.VERSION,
+}
+
+# Engines serve these beside the API; they change the worker for everybody.
+_ENGINE_ADMIN = frozenset({b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"})
+
+# One segment is one or more plain characters, never `.` or `..`. Escapes of characters that could
+# cut a path, end it or be escapes again are refused: NUL, CR, LF, %, dot, slash, semicolon,
+# backslash.
+_PATH = re.compile(
+    rb"(?:/(?!\.{1,2}(?:/|\Z))"
+    rb"(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%(?!00|0[aAdD]|25|2[eEfF]|3[bB]|5[cC])[0-9A-Fa-f]{2})++)++/?|/"
+)
+_QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,=:@/?-]|%(?!00|0[aAdD])[0-9A-Fa-f]{2})*+")
+
+ANY = "GET, POST"
+
+
+def route_of(target: bytes) -> Route | Local | None:
+    """What `target` is; None where there is nothing. Raises ClientError for no sound target."""
+    known = _TABLE.get(target)
+    if known is not None:
+        return known
+    path, mark, query = target.partition(b"?")
+    if _PATH.fullmatch(path) is None or (mark and _QUERY.fullmatch(query) is None):
+        text = "the request target is not a plain path with an optional query"
+        raise ClientError(Refusal(code="invalid_target", message=text))
+    known = _TABLE.get(path)
+    if known is not None:
+        return known
+    if path.startswith(b"/v1/") and path.rstrip(b"/") not in _ENGINE_ADMIN:
+        return Route.OTHER
+    return None
+
+
+def allowed_methods(route: Route | Local) -> str:
+    """For the Allow header."""
+    match route:
+        case Route.CHAT | Route.COMPLETION:
+            return "POST"
+        case Route.OTHER:
+            return ANY
+        case _:
+            return "GET, HEAD"

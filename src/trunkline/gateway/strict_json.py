@@ -1,0 +1,161 @@
+"""JSON bodies, read so that no second reader can see anything else in them.
+
+Owns the rules that the decoder does not have: no duplicate keys however they are spelled, a bounded
+depth, no NUL, no negative zero as an integer. Must never repair. Read `intake.py` next.
+
+The body is decoded once, in C. Duplicate keys, which the decoder drops silently, are found by
+counting: each quote of the text either delimits a decoded string or key, or stands escaped inside
+one. So
+
+    quotes in the text = 2 x (keys + strings) + quotes inside decoded strings
+
+holds exactly where nothing was dropped. Only a quote spelled `\\u0022` blurs the sum; such bodies,
+and those where it does not hold, are read again by a slower parser that shows every pair.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from trunkline.gateway.answers import quoted
+from trunkline.gateway.contracts import ClientError, Refusal
+
+_DECODER = msgspec.json.Decoder()
+_SLICES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_AT_BYTE = re.compile(r"\(byte ([0-9]+)\)")
+_NEGATIVE_ZERO = re.compile(rb"[:\[,][ \t\r\n]*-0(?:\.0*)?(?:[eE][+-]?[0-9]+)?[ \t\r\n]*[,\]}]")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
+class Survey:
+    """What one walk over a decoded value saw. Level by level, so that depth costs no stack."""
+
+    __slots__ = ("_forbidden", "_max_depth", "found", "keys", "quotes", "strings")
+
+    def __init__(self, max_depth: int, forbidden: frozenset[str]) -> None:
+        self._max_depth = max_depth
+        self._forbidden = forbidden
+        self.keys = 0
+        self.strings = 0
+        self.quotes = 0
+        self.found: str | None = None
+        """A forbidden key below the top level."""
+
+    def walk(self, root: dict[str, Any]) -> None:
+        level: list[Any] = [root]
+        depth = 0
+        while level:
+            depth += 1
+            if depth > self._max_depth:
+                text = f"the body nests deeper than {self._max_depth} levels"
+                raise ClientError(Refusal(code="too_deep", message=text))
+            below: list[Any] = []
+            for node in level:
+                self._values(self._entries(node, depth) if type(node) is dict else node, below)
+            level = below
+
+    def _entries(self, node: dict[str, Any], depth: int) -> Any:  # the values of any JSON object
+        names = "".join(node)
+        self.keys += len(node)
+        self.quotes += names.count('"')
+        if "\0" in names:
+            raise _nul()
+        if depth > 1 and not self._forbidden.isdisjoint(node):
+            self.found = min(self._forbidden.intersection(node))
+        return node.values()
+
+    def _values(self, values: Any, below: list[Any]) -> None:  # any values, as they were decoded
+        if type(values) is list and _are_integers(values):
+            return  # token ids, by the hundred thousand
+        for value in values:
+            kind = type(value)
+            if kind is str:
+                self.strings += 1
+                self.quotes += value.count('"')
+                if "\0" in value:
+                    raise _nul()
+            elif kind is dict or kind is list:
+                below.append(value)
+
+
+def decode_object(
+    body: bytes, max_depth: int, forbidden: frozenset[str]
+) -> tuple[dict[str, Any], str | None]:
+    """The JSON object in `body`, and the first forbidden key found below its top level, if any."""
+    try:
+        decoded = _DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise ClientError(_why_malformed(body, error)) from error
+    if type(decoded) is not dict:
+        raise ClientError(Refusal(code="invalid_json", message="the body is not a JSON object"))
+    root: dict[str, Any] = decoded
+    survey = Survey(max_depth, forbidden)
+    survey.walk(root)
+    expected = 2 * (survey.keys + survey.strings) + survey.quotes
+    if body.count(b'"') != expected or b"u0022" in body:
+        _refuse_duplicates(body)
+    if len(root) > 1 and len({name.casefold() for name in root}) != len(root):
+        raise ClientError(Refusal(code="duplicate_key", message="two keys differ in case alone"))
+    return root, survey.found
+
+
+def _are_integers(values: list[Any]) -> bool:
+    return bool(values) and type(values[0]) is int and set(map(type, values)) == {int}
+
+
+def has_negative_zero(body: bytes) -> bool:
+    """Whether some number of the body is -0, which readers take for an integer or not."""
+    if b"-0" not in body:
+        return False
+    return _NEGATIVE_ZERO.search(_STRING.sub(b'""', body)) is not None
+
+
+def without(body: bytes, names: frozenset[str]) -> bytes:
+    """The same object less some top-level fields; all other values byte for byte as they came."""
+    slices = _SLICES.decode(body)
+    return msgspec.json.encode({name: raw for name, raw in slices.items() if name not in names})
+
+
+def _refuse_duplicates(body: bytes) -> None:
+    try:
+        json.loads(body, object_pairs_hook=_distinct)
+    except RecursionError as error:
+        raise ClientError(Refusal(code="too_deep", message="the body nests too deeply")) from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                text = f"the key {quoted(name)} is given more than once"
+                raise ClientError(Refusal(code="duplicate_key", message=text))
+            seen.add(name)
+    return entries
+
+
+def _why_malformed(body: bytes, error: Exception) -> Refusal:
+    if isinstance(error, RecursionError):
+        return Refusal(code="too_deep", message="the body nests too deeply")
+    text = str(error)
+    try:
+        body.decode()
+    except UnicodeDecodeError as broken:
+        return Refusal(code="invalid_utf8", message=f"the body is not UTF-8 at byte {broken.start}")
+    if re.search(rb"\\u[dD][89a-fA-F]", body) is not None:
+        return Refusal(code="invalid_utf8", message="a string holds half a surrogate pair")
+    at_byte = _AT_BYTE.search(text)
+    if at_byte is not None:
+        return Refusal(code="invalid_json", message=f"malformed JSON at byte {at_byte[1]}")
+    if "range" in text:
+        return Refusal(code="invalid_json", message="the body holds a number that is out of range")
+    return Refusal(code="invalid_json", message=f"the JSON ends early, at byte {len(body)}")
+
+
+def _nul() -> ClientError:
+    return ClientError(Refusal(code="invalid_utf8", message="a string holds the NUL character"))
