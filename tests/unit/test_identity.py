@@ -1,4 +1,4 @@
-"""Namespaces: pinned against a second writing of the derivation, and mutated in every single part."""
+"""Namespaces: pinned against a second writing of the derivation, and mutated in every part."""
 
 from __future__ import annotations
 
@@ -38,12 +38,25 @@ MODEL = ModelIdentity(
     mm_processor_digest="m",
     engine_kv_format="nhd",
 )
-FIELDS = (
-    "scope_kind org tenant user session public_id model_id weights_digest adapter_digest"
-    " tokenizer_digest template_digest rope_attn_digest kv_dtype_quant block_tokens"
-    " mm_processor_digest engine_kv_format"
-).split()
-EPOCHS = "fleet org tenant user key_class public model adapter".split()
+FIELDS = [
+    "scope_kind",
+    "org",
+    "tenant",
+    "user",
+    "session",
+    "public_id",
+    "model_id",
+    "weights_digest",
+    "adapter_digest",
+    "tokenizer_digest",
+    "template_digest",
+    "rope_attn_digest",
+    "kv_dtype_quant",
+    "block_tokens",
+    "mm_processor_digest",
+    "engine_kv_format",
+]
+EPOCHS = ["fleet", "org", "tenant", "user", "key_class", "public", "model", "adapter"]
 
 
 def by_definition(scope: Scope, model: ModelIdentity, epochs: tuple[int, ...]) -> dict[str, Any]:
@@ -120,7 +133,7 @@ def test_namespace_equals_the_pinned_vector() -> None:
 def test_the_lists_of_parts_here_are_complete() -> None:
     scope_parts = {field.name for field in fields(Scope)} - {"kind"} | {"scope_kind"}
     assert set(FIELDS) == scope_parts | {field.name for field in fields(ModelIdentity)}
-    assert EPOCHS == [field.name for field in fields(Epochs)]
+    assert [field.name for field in fields(Epochs)] == EPOCHS
     assert len(mutations()) == 24
 
 

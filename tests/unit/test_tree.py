@@ -1,0 +1,321 @@
+"""The shape of the source tree: which folder may import which, and what code must not call.
+
+The rules are functions over a folder; the last tests plant violations in a copy and see them found.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "src" / "trunkline"
+MAX_MODULE_LINES = 500
+
+# Folder -> what it may import beside the standard library, itself and `ALLOWED_ANYWHERE`.
+# Modules at the top of the package are named with their suffix.
+SHELL = {"core", "ports", "kv"}
+ARROWS: dict[str, set[str]] = {
+    "native": set(),
+    "core": {"native"},
+    "ports": {"core"},
+    "kv": {"core", "ports"},
+    "adapters": {"core", "ports"},
+    "gateway": SHELL,
+    "control": SHELL,
+    "worker": SHELL,
+    "connectors": SHELL,
+    "replay": SHELL,
+    "sim": SHELL | {"replay"},
+    "errors.py": set(),
+    "config.py": set(),
+    "observe.py": set(),
+}
+ALLOWED_ANYWHERE = {"errors.py", "config.py", "observe.py"}
+PURE = {"core", "native"}
+"""Only the standard library beside their arrows: no settings, no errors of the edge, no logs."""
+
+WIRING = {
+    *("wiring.py", "cli.py", "settings.py", "leaf.py", "reference.py", "operations.py"),
+    *("__main__.py", "__init__.py"),
+}
+"""The top of a process. May import everything, but of these only two the adapters."""
+
+THIRD_PARTY = {
+    *("uvloop", "httptools", "msgspec", "fastokens", "tokenizers", "jinja2", "zmq"),
+    *("prometheus_client", "starlette", "uvicorn", "matplotlib", "xxhash"),
+}
+MAY_LOOK_AT_THE_WORLD = {"config.py", "settings.py", "cli.py", "wiring.py", "native/_choice.py"}
+WORLD = re.compile(
+    r"""\b(?:time|_time)\.(?!struct_time)[a-z_]+\b
+      | \brandom\.(?!Random\b)[a-z]\w*
+      | (?:datetime\.)?(?:datetime|date)\.(?:now|utcnow|today)\b
+      | \buuid\.?(?:uuid)?[14]\b
+      | \bos\.(?:environ|getenv|urandom)\b
+      | \bsecrets\.\w+""",
+    re.VERBOSE,
+)
+WORLD_MODULES = {"time", "secrets", "uuid"}
+"""Imported at all, they are a clock or a source of chance; `random` is for the type `Random`."""
+
+UNSAFE_CALLS = {"eval", "exec", "hash", "compile", "__import__"}
+UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+UNSAFE_ATTRIBUTES = {("yaml", "load"), ("yaml", "unsafe_load"), ("zmq", "recv_pyobj")}
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+
+Rule = Callable[[Path], Iterator[str]]
+
+
+def modules(package: Path) -> Iterator[tuple[str, ast.Module, str]]:
+    """Path inside the package, syntax tree and text of every module, in order."""
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text("utf-8")
+        yield path.relative_to(package).as_posix(), ast.parse(text), text
+
+
+def part_of(path: str) -> str:
+    return path.split("/", 1)[0]
+
+
+def imports_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def target_of(name: str, package: Path) -> str | None:
+    """The folder or top module that `trunkline.x.y` names; None for the package itself."""
+    parts = name.split(".")
+    if len(parts) < 2 or parts[1] in ("", "__version__"):
+        return None
+    return parts[1] if (package / parts[1]).is_dir() else f"{parts[1]}.py"
+
+
+def arrows_point_back(package: Path) -> Iterator[str]:
+    for path, tree, _ in modules(package):
+        source = part_of(path)
+        if source in WIRING:
+            continue
+        allowed = ARROWS.get(source)
+        if allowed is None:
+            yield f"{path}: no rule for {source}; add it to ARROWS with a reason"
+            continue
+        allowed = allowed | {source} | (set() if source in PURE else ALLOWED_ANYWHERE)
+        for line, name in imports_of(tree):
+            if not name.startswith("trunkline"):
+                continue
+            target = target_of(name, package)
+            if target is not None and target not in allowed:
+                yield f"{path}:{line}: {source} imports {name}"
+
+
+def adapters_are_named_outside_wiring(package: Path) -> Iterator[str]:
+    for path, tree, _ in modules(package):
+        if path in ("wiring.py", "cli.py") or part_of(path) == "adapters":
+            continue
+        for line, name in imports_of(tree):
+            if name.startswith("trunkline.adapters"):
+                yield f"{path}:{line}: only wiring.py and cli.py name adapters"
+
+
+def foreign_imports(package: Path) -> Iterator[str]:
+    for path, tree, _ in modules(package):
+        allowed: set[str] = set() if part_of(path) in PURE else THIRD_PARTY
+        for line, name in imports_of(tree):
+            top = name.split(".")[0]
+            if top == "":
+                yield f"{path}:{line}: relative import"
+            elif top != "trunkline" and top not in sys.stdlib_module_names | allowed:
+                yield f"{path}:{line}: {top} is not among the dependencies allowed here"
+
+
+def asks_the_world(package: Path) -> Iterator[str]:
+    """Clocks, chance and environment, which belong into arguments."""
+    for path, tree, _ in modules(package):
+        if path in MAY_LOOK_AT_THE_WORLD or part_of(path) == "adapters":
+            continue
+        for line, name in imports_of(tree):
+            is_chance = name.startswith("random.") and name != "random.Random"
+            if is_chance or name.split(".")[0] in WORLD_MODULES:
+                yield f"{path}:{line}: imports {name}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                found = WORLD.fullmatch(ast.unparse(node))
+                if found is not None:
+                    yield f"{path}:{node.lineno}: uses {found[0]}"
+
+
+def core_is_impure(package: Path) -> Iterator[str]:
+    """Sockets, files, loops and threads inside the pure folders."""
+    banned = {"socket", "asyncio", "threading", "subprocess", "logging", "selectors", "tempfile"}
+    for path, tree, _ in modules(package):
+        if part_of(path) not in PURE:
+            continue
+        for line, name in imports_of(tree):
+            if name.split(".")[0] in banned:
+                yield f"{path}:{line}: imports {name}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("open", "print", "input"):
+                yield f"{path}:{node.lineno}: calls {ast.unparse(node.func)}"
+            if isinstance(node, ast.AsyncFunctionDef):
+                yield f"{path}:{node.lineno}: async def {node.name}"
+
+
+def unsafe_calls(package: Path) -> Iterator[str]:
+    """S9: nothing that turns data into code, and no hash that differs between processes."""
+    for path, tree, _ in modules(package):
+        for line, name in imports_of(tree):
+            if name.split(".")[0] in UNSAFE_MODULES:
+                yield f"{path}:{line}: imports {name}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id in UNSAFE_CALLS:
+                    yield f"{path}:{node.lineno}: calls {node.func.id}()"
+            elif isinstance(node, ast.Attribute):
+                base = ast.unparse(node.value)
+                if (base, node.attr) in UNSAFE_ATTRIBUTES or node.attr.endswith("_pyobj"):
+                    yield f"{path}:{node.lineno}: uses {base}.{node.attr}"
+
+
+def open_binds(package: Path) -> Iterator[str]:
+    """S9: no listener on all interfaces unless the operator writes it.
+
+    An address that is only recognised (in a set, or compared with) or named in a sentence is fine.
+    """
+    address = re.compile(r"(?:\w+://)?(?:0\.0\.0\.0|\*)(?::\d*)?")
+    for path, tree, _ in modules(package):
+        recognised = {
+            id(child)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Set | ast.Compare)
+            for child in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or id(node) in recognised:
+                continue
+            value = node.value
+            if isinstance(value, str) and value != "*" and address.fullmatch(value):
+                yield f"{path}:{node.lineno}: names all interfaces"
+
+
+def ill_shaped_modules(package: Path) -> Iterator[str]:
+    for path, tree, text in modules(package):
+        line_count = text.count("\n")
+        name = Path(path).stem
+        if line_count > MAX_MODULE_LINES:
+            yield f"{path}: {line_count} lines, at most {MAX_MODULE_LINES}"
+        if text.strip() and not ast.get_docstring(tree):
+            yield f"{path}: no module docstring"
+        if set(name.strip("_").split("_")) & BANNED_NAMES or part_of(path) in BANNED_NAMES:
+            yield f"{path}: {name} says nothing about what is in it"
+
+
+RULES: list[Rule] = [
+    arrows_point_back,
+    adapters_are_named_outside_wiring,
+    foreign_imports,
+    asks_the_world,
+    core_is_impure,
+    unsafe_calls,
+    open_binds,
+    ill_shaped_modules,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_tree_keeps_the_rule(rule: Rule) -> None:
+    assert sorted(rule(PACKAGE)) == []
+
+
+def test_every_folder_of_the_design_has_a_rule() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert {name for name in folders if list((PACKAGE / name).glob("*.py"))} <= set(ARROWS)
+
+
+PLANTED: list[tuple[Rule, str, str]] = [
+    (arrows_point_back, "core/x.py", "from trunkline.gateway import front"),
+    (arrows_point_back, "core/x.py", "from trunkline import errors"),
+    (arrows_point_back, "ports/x.py", "def f() -> None:\n    import trunkline.kv.store"),
+    (arrows_point_back, "gateway/x.py", "from trunkline.control.registry import Registry"),
+    (arrows_point_back, "worker/x.py", "from trunkline.native import chain_keys"),
+    (arrows_point_back, "replay/x.py", "from trunkline.sim import clock"),
+    (arrows_point_back, "adapters/x.py", "from trunkline.gateway import front"),
+    (arrows_point_back, "novel/x.py", "x = 1"),
+    (adapters_are_named_outside_wiring, "settings.py", "from trunkline.adapters import vllm"),
+    (adapters_are_named_outside_wiring, "control/x.py", "import trunkline.adapters.vllm"),
+    (foreign_imports, "core/x.py", "import msgspec"),
+    (foreign_imports, "gateway/x.py", "import requests"),
+    (foreign_imports, "gateway/x.py", "from . import front"),
+    (asks_the_world, "gateway/x.py", "import time"),
+    (asks_the_world, "gateway/x.py", "from time import monotonic"),
+    (asks_the_world, "sim/x.py", "import random\nx = random.random()"),
+    (asks_the_world, "sim/x.py", "from random import choice"),
+    (asks_the_world, "core/x.py", "import os\nx = os.environ"),
+    (asks_the_world, "core/x.py", "import os\nx = os.urandom(3)"),
+    (asks_the_world, "core/x.py", "import datetime\nx = datetime.datetime.now()"),
+    (asks_the_world, "core/x.py", "from datetime import datetime\nx = datetime.now()"),
+    (asks_the_world, "control/x.py", "import uuid\nx = uuid.uuid4()"),
+    (asks_the_world, "control/x.py", "import secrets"),
+    (core_is_impure, "core/x.py", "import asyncio"),
+    (core_is_impure, "core/x.py", "x = open('/etc/hosts')"),
+    (core_is_impure, "core/x.py", "async def f() -> None: ..."),
+    (unsafe_calls, "adapters/x.py", "import pickle"),
+    (unsafe_calls, "adapters/x.py", "from marshal import loads"),
+    (unsafe_calls, "adapters/x.py", "import yaml\nyaml.load('x')"),
+    (unsafe_calls, "adapters/x.py", "def f(s):\n    return s.recv_pyobj()"),
+    (unsafe_calls, "core/x.py", "x = hash('a')"),
+    (unsafe_calls, "core/x.py", "x = eval('1')"),
+    (unsafe_calls, "core/x.py", "exec('1')"),
+    (open_binds, "config.py", "host = '0.0.0.0'"),
+    (open_binds, "config.py", "endpoint = 'tcp://*:5557'"),
+    (open_binds, "worker/x.py", "address = f'tcp://0.0.0.0:{1}'"),
+    (ill_shaped_modules, "core/x.py", "x = 1\n" * 500),
+    (ill_shaped_modules, "core/utils.py", "x = 1"),
+    (ill_shaped_modules, "gateway/pool_manager.py", "x = 1"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "code"), PLANTED)
+def test_a_planted_violation_is_found(rule: Rule, path: str, code: str, tmp_path: Path) -> None:
+    for folder in ARROWS:
+        if not folder.endswith(".py"):
+            (tmp_path / folder).mkdir()
+    planted = tmp_path / path
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text(f'"""A module."""\n\n{code}\n')
+    assert any(found.startswith(path) for found in rule(tmp_path))
+
+
+def test_a_module_without_docstring_is_found_and_an_empty_one_is_not(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("x = 1\n")
+    (tmp_path / "__init__.py").write_text("")
+    assert list(ill_shaped_modules(tmp_path)) == ["x.py: no module docstring"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import random\n\ndef f(draw: random.Random) -> float:\n    return draw.random()",
+        "from random import Random\nx = Random(1).random()",
+        "def f(loop, first_byte_time):\n    return loop.time() - first_byte_time",
+        "from trunkline.core.keys import chain\nfrom trunkline import errors, config",
+        "import datetime\nx = datetime.timedelta(days=1)",
+        "class Key:\n    def __hash__(self) -> int:\n        return 1",
+        "x = '10.0.0.0/8'",
+        "def f(host: str) -> bool:\n    return host in {'0.0.0.0', '::'}",
+    ],
+)
+def test_good_code_passes_every_rule(code: str, tmp_path: Path) -> None:
+    for folder in ("gateway", "core"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "gateway" / "x.py").write_text(f'"""A module."""\n\n{code}\n')
+    assert [found for rule in RULES for found in rule(tmp_path)] == []
