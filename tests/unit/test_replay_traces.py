@@ -1,4 +1,4 @@
-"""Trace files: every format is told apart, and what is wrong with a line is said with file and line."""
+"""Trace files: formats are told apart; what is wrong with a line is said with file and line."""
 
 from __future__ import annotations
 

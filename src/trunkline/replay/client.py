@@ -117,8 +117,6 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._end(f"not HTTP: {str(error)[:60]}")
-        except EventTooLong as error:
-            self._end(str(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -153,7 +151,12 @@ class _Connection(asyncio.Protocol):
         if answer.status != 200:
             answer.add_error_body(body)
             return
-        for data in self._splitter.feed(body):
+        try:
+            found = self._splitter.feed(body)
+        except EventTooLong as error:
+            self._end(str(error))
+            return
+        for data in found:
             answer.event(data, self._heard_at_s * 1_000.0)
 
     def on_message_complete(self) -> None:

@@ -28,7 +28,7 @@ from trunkline.replay.traces import TraceRequest
 LATE_WARNING_MS = 50.0
 """Above this at p99 the client's own delay is worth a warning."""
 
-Decode = Callable[[array[int]], str]
+Decode = Callable[["array[int]"], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

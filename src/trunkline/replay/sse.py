@@ -30,9 +30,11 @@ class EventSplitter:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Data of the events that this chunk completes. Raises EventTooLong."""
+        if not chunk:
+            return []
         if self._ended_in_cr and chunk[:1] == b"\n":
             chunk = chunk[1:]
-        self._ended_in_cr = chunk[-1:] == b"\r" if chunk else False
+        self._ended_in_cr = chunk[-1:] == b"\r"
         text = self._rest + chunk
         if b"\r" in text:
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
