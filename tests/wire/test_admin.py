@@ -304,7 +304,7 @@ def test_a_body_at_the_bound_is_read(port: AdminPort) -> None:
 def test_a_body_that_does_not_come_is_408(port: AdminPort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "BODY_TIMEOUT_S", 0.05)
     answer = port.say(
-        b"POST /workers HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 10\r\n"
+        b"POST /workers HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n"
         b"authorization: Bearer " + KEY.encode() + b"\r\n\r\n{"
     )
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -340,6 +340,7 @@ def test_a_bug_is_500_and_shows_nothing_of_our_insides(port: AdminPort) -> None:
     answer = port.client.post("/workers", json=order(url="http://bug:1"))
     assert code_of(answer) == (500, "internal_error")
     assert "marked" not in answer.text
+    assert answer.headers["connection"] == "close", "the server closes it: nobody may reuse it"
 
 
 # --- what is shown ----------------------------------------------------------------------------

@@ -263,6 +263,8 @@ async def _on_http_problem(_request: Request, error: Exception) -> Response:
         return _missing()
     response = problem_response(error.status_code, error.detail)
     response.headers.update(error.headers or {})
+    if error.status_code == 408:
+        response.headers["connection"] = "close"  # the rest of that body may come at any time
     return response
 
 
@@ -272,5 +274,8 @@ async def _on_gateway_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_request: Request, _error: Exception) -> Response:
-    # The server logs it with its traceback; the answer says nothing of our insides.
-    return problem_response(500, "the gateway made a mistake; its log says more")
+    # The server logs it with its traceback; the answer says nothing of our insides. It also closes
+    # the connection afterwards, so the client must be told not to use it again.
+    response = problem_response(500, "the gateway made a mistake; its log says more")
+    response.headers["connection"] = "close"
+    return response
