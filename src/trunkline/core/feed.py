@@ -311,7 +311,8 @@ class WorkerFeed:
                 return
             seq, fingerprint, batch = held
             if self._sequence.is_past(seq):
-                if self._sequence.contradicts(seq, fingerprint):
+                # One that could not be decoded proves nothing: it may have been damaged on the way.
+                if batch is not None and self._sequence.contradicts(seq, fingerprint):
                     self._restart(now)
                     self._open(_Kind.LEARN, now)
                     return

@@ -1,0 +1,129 @@
+"""Where a worker's KV events come from: endpoints as announced, made fit to connect or bind.
+
+An engine's publisher binds for a wildcard, an IPv6 `::` or a path; for a concrete TCP host it *connects*, so
+that we must bind. Discovery (`GET /kv_event_sources`) answers with a list, or with that list under `sources`.
+
+Must never: connect anywhere but to the worker's own host because a worker said so. Read `zmq_events.py` next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from trunkline.errors import ConfigError
+
+MAX_SOURCES = 1_024
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%*]+\]|[^\[\]:/]+|::):(?P<port>\d{1,5})")
+_WILDCARDS = {"*", "0.0.0.0", "::", "[::]"}  # noqa: S104 - recognised, never bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSource:
+    """One event stream: one data-parallel rank of one worker."""
+
+    endpoint: str
+    is_bound_by_us: bool = False
+    """The publisher connects, so the subscriber listens."""
+    replay_endpoint: str | None = None
+    """None where the publisher offers no replay."""
+    topic: str = ""
+    rank: int | None = None
+    buffer_steps: int = 10_000
+    """Batches that the publisher keeps for replay."""
+
+
+def event_source(
+    endpoint: str,
+    *,
+    worker_host: str,
+    replay_endpoint: str | None = None,
+    topic: str = "",
+    rank: int | None = None,
+    buffer_steps: int = 10_000,
+) -> EventSource:
+    """Read a publisher's own endpoint from the subscriber's side. Raises ConfigError for a malformed one."""
+    is_tcp = endpoint.startswith("tcp://")
+    host = _tcp_parts(endpoint)[0] if is_tcp else ""
+    is_bound_by_us = is_tcp and host not in _WILDCARDS and "::" not in host
+    if not is_tcp and not endpoint.startswith(("ipc://", "inproc://")):
+        raise ConfigError(f"event endpoint {endpoint[:64]!r}: tcp://, ipc:// or inproc:// is needed")
+    return EventSource(
+        endpoint=endpoint if is_bound_by_us or not is_tcp else _at(worker_host, endpoint),
+        is_bound_by_us=is_bound_by_us,
+        replay_endpoint=None if not replay_endpoint else _at(worker_host, replay_endpoint),
+        topic=topic,
+        rank=rank,
+        buffer_steps=buffer_steps,
+    )
+
+
+def at_rank(source: EventSource, rank: int) -> EventSource:
+    """The same source for another data-parallel rank: rank r uses port P + r."""
+    replay = source.replay_endpoint
+    return replace(
+        source,
+        endpoint=_shifted(source.endpoint, rank),
+        replay_endpoint=None if replay is None else _shifted(replay, rank),
+        rank=rank,
+    )
+
+
+def discovered_sources(answer: object, *, worker_host: str) -> list[EventSource]:
+    """Read the decoded JSON of `GET /kv_event_sources`, sorted by rank. Raises ConfigError."""
+    listed: object = answer
+    if isinstance(answer, dict):
+        listed = cast("Mapping[str, object]", answer).get("sources")
+    if not isinstance(listed, list) or len(cast("list[object]", listed)) > MAX_SOURCES:
+        raise ConfigError(f"kv_event_sources: a list of at most {MAX_SOURCES} sources is needed")
+    sources = [_discovered(entry, worker_host) for entry in cast("list[object]", listed)]
+    if len({source.rank for source in sources}) != len(sources):
+        raise ConfigError("kv_event_sources: one rank is listed twice")
+    return sorted(sources, key=lambda source: source.rank or 0)
+
+
+def _discovered(entry: object, worker_host: str) -> EventSource:
+    if not isinstance(entry, dict):
+        raise ConfigError("kv_event_sources: a source must be an object")
+    fields = cast("dict[str, Any]", entry)  # decoded JSON; each field is checked below
+    endpoint, replay = fields.get("endpoint"), fields.get("replay_endpoint")
+    topic, steps = fields.get("topic") or "", fields.get("buffer_steps")
+    rank = fields.get("data_parallel_rank", fields.get("rank", 0))
+    if type(endpoint) is not str or type(rank) is not int or not 0 <= rank < 65_536:
+        raise ConfigError("kv_event_sources: a source needs an endpoint and a rank")
+    if type(topic) is not str or not (replay is None or type(replay) is str):
+        raise ConfigError("kv_event_sources: topic and replay_endpoint must be text")
+    return event_source(
+        endpoint,
+        worker_host=worker_host,
+        replay_endpoint=replay,
+        topic=topic,
+        rank=rank,
+        buffer_steps=steps if type(steps) is int and 0 < steps <= 1 << 24 else 10_000,
+    )
+
+
+def _tcp_parts(endpoint: str) -> tuple[str, int]:
+    match = _TCP.fullmatch(endpoint)
+    if match is None or not 0 < int(match["port"]) < 65_536:
+        raise ConfigError(f"event endpoint {endpoint[:64]!r}: tcp://host:port is needed")
+    return match["host"], int(match["port"])
+
+
+def _at(worker_host: str, endpoint: str) -> str:
+    """The endpoint at the worker's own host, whatever host it names."""
+    if not endpoint.startswith("tcp://"):
+        return endpoint
+    host = worker_host
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"tcp://{host}:{_tcp_parts(endpoint)[1]}"
+
+
+def _shifted(endpoint: str, rank: int) -> str:
+    if not endpoint.startswith("tcp://"):
+        return endpoint if rank == 0 else f"{endpoint}_dp{rank}"
+    host, port = _tcp_parts(endpoint)
+    return f"tcp://{host}:{port + rank}"

@@ -1,0 +1,369 @@
+"""The event subscriber against real ZeroMQ sockets: late join, gaps, late replays, restarts, floods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from trunkline.adapters.clock import SystemClock
+from trunkline.adapters.event_sources import EventSource
+from trunkline.adapters.vllm_events import encode_batch
+from trunkline.adapters.zmq_events import event_context, run_feed
+from trunkline.core.actions import Action, FeedFailed, FeedUntrusted, WorkerRestarted
+from trunkline.core.directory import Directory
+from trunkline.core.events import BlocksRemoved, BlocksStored, CacheEvent
+from trunkline.core.feed import FeedLimits, FeedState, WorkerFeed
+from trunkline.core.identity import ModelIdentity, Scope, ScopeKind, derive_namespace
+from trunkline.core.records import EngineHash, Tier, WorkerId
+
+WORKER = WorkerId("w")
+MODEL = ModelIdentity(model_id="m", block_tokens=2)
+NAMESPACE = derive_namespace(
+    bytes(32), Scope(kind=ScopeKind.TENANT, org="o", tenant="t"), MODEL
+)
+
+
+def block(number: int) -> CacheEvent:
+    """A block of its own at the root."""
+    return BlocksStored(
+        hashes=array("Q", [number]),
+        parent=None,
+        tokens=array("I", [number, 0]),
+        block_tokens=2,
+        tier=Tier.DEVICE,
+        salt=NAMESPACE.salt,
+    )
+
+
+def payload(*events: CacheEvent, ts: float = 0.0) -> bytes:
+    return encode_batch(ts, events, 0)
+
+
+def gone(number: int) -> CacheEvent:
+    return BlocksRemoved(hashes=array("Q", [number]), tier=Tier.DEVICE)
+
+
+class WirePublisher:
+    """Publishes payloads as an engine does. `skip` loses a batch on the live stream only."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        *,
+        ring: int = 100,
+        ports: tuple[int, int] | None = None,
+        topic: bytes = b"",
+        is_mute: bool = False,
+    ) -> None:
+        self.ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
+        self.asked: list[int] = []
+        self.next_seq = 0
+        self._topic = topic
+        self._is_mute = is_mute
+        self._live = context.socket(zmq.PUB)
+        self._replays = context.socket(zmq.ROUTER)
+        for socket in (self._live, self._replays):
+            socket.setsockopt(zmq.LINGER, 0)
+        self.ports = (self._bind(self._live, ports and ports[0]), 0)
+        self.ports = (self.ports[0], self._bind(self._replays, ports and ports[1]))
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    @staticmethod
+    def _bind(socket: Any, port: int | None) -> int:
+        if port is None:
+            return socket.bind_to_random_port("tcp://127.0.0.1")
+        socket.bind(f"tcp://127.0.0.1:{port}")
+        return port
+
+    def source(self, **changes: Any) -> EventSource:
+        fields: dict[str, Any] = {
+            "endpoint": f"tcp://127.0.0.1:{self.ports[0]}",
+            "replay_endpoint": f"tcp://127.0.0.1:{self.ports[1]}",
+        }
+        return EventSource(**(fields | changes))
+
+    async def publish(self, payload: bytes, *, skip: bool = False) -> int:
+        seq = self.next_seq
+        self.next_seq += 1
+        self.ring.append((seq, payload))
+        if not skip:
+            await self.send(self._topic, seq.to_bytes(8, "big"), payload)
+        return seq
+
+    async def send(self, *frames: bytes) -> None:
+        await self._live.send_multipart(list(frames))
+
+    async def _serve(self) -> None:
+        while True:
+            client, _, start = await self._replays.recv_multipart()
+            first = int.from_bytes(start, "big")
+            self.asked.append(first)
+            if self._is_mute:
+                continue
+            for seq, payload in list(self.ring):
+                if seq >= first:
+                    frames = [client, b"", self._topic, seq.to_bytes(8, "big"), payload]
+                    await self._replays.send_multipart(frames)
+            await self._replays.send_multipart([client, b"", b"", b"\xff" * 8, b""])
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._live.close(linger=0)
+        self._replays.close(linger=0)
+
+
+class Bench:
+    """A directory, a feed, and what the feed's task did."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.directory = Directory(max_blocks=1_000_000)
+        self.directory.admit_namespace(NAMESPACE)
+        self.directory.join(WORKER, block_tokens=2)
+        self.feed = WorkerFeed(WORKER, self.directory, limits=FeedLimits(**limits))
+        self.actions: list[Action] = []
+        self.context = event_context(8)
+        self.publishers = zmq.asyncio.Context()
+
+    @contextlib.asynccontextmanager
+    async def following(self, source: EventSource) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(
+                run_feed(source, self.feed, SystemClock(), self.actions.append, context=self.context)
+            )
+            yield
+            task.cancel()
+
+    def held(self) -> int:
+        return self.directory.held_count(WORKER)
+
+    def has(self, kind: type[Action]) -> bool:
+        return any(isinstance(action, kind) for action in self.actions)
+
+    async def until(self, is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not is_true():
+                await asyncio.sleep(0.005)
+
+    async def subscribed(self, publisher: WirePublisher) -> None:
+        """Publish until a batch comes through live: subscribing takes a moment."""
+        before = self.feed.stats.batches
+        while self.feed.stats.batches == before:
+            await publisher.publish(payload())
+            await asyncio.sleep(0.01)
+        await self.until(lambda: self.feed.state is FeedState.LIVE)
+
+
+def run(main: Callable[[Bench], Coroutine[Any, Any, None]], **limits: Any) -> None:
+    async def whole() -> None:
+        bench = Bench(**limits)
+        try:
+            await main(bench)
+        finally:
+            bench.context.term()
+            bench.publishers.destroy(linger=0)
+
+    asyncio.run(whole())
+
+
+def test_a_gateway_that_starts_late_learns_what_the_ring_still_holds() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers)
+        for number in range(20):
+            await publisher.publish(payload(block(number)))
+        async with bench.following(publisher.source()):
+            await bench.until(lambda: bench.held() == 20)
+            await bench.subscribed(publisher)
+            assert bench.directory.is_trusted(WORKER)
+            await publisher.publish(payload(gone(3)))
+            await bench.until(lambda: bench.held() == 19)
+        await publisher.close()
+
+    run(main)
+
+
+def test_lost_batches_are_fetched_and_applied_in_order() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers)
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            first_lost = await publisher.publish(payload(block(1), block(2)), skip=True)
+            await publisher.publish(payload(gone(1)), skip=True)
+            await publisher.publish(payload(block(3)))
+            await bench.until(lambda: bench.held() == 2)
+            assert bench.feed.stats.gaps >= 1
+            assert bench.feed.stats.relearned == 0
+            # Asked one earlier than what is missing: the answer must begin with a batch we know.
+            assert publisher.asked[-1] == first_lost - 1
+            await bench.until(lambda: bench.feed.state is FeedState.LIVE)
+        await publisher.close()
+
+    run(main)
+
+
+def test_a_replay_that_begins_too_late_makes_the_worker_untrusted_and_then_relearns() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers, ring=3)
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            await publisher.publish(payload(block(1)))
+            await bench.until(lambda: bench.held() == 1)
+            await publisher.publish(payload(gone(1)), skip=True)
+            for number in range(10, 18):
+                await publisher.publish(payload(block(number)), skip=True)
+            await publisher.publish(payload(block(18)))
+            await bench.until(lambda: bench.has(FeedUntrusted) and bench.feed.stats.late_replays > 0)
+            await bench.until(lambda: bench.held() == 3)  # what the ring of three still told
+            await bench.until(lambda: bench.feed.state is FeedState.LIVE)
+            assert bench.directory.is_trusted(WORKER)
+        await publisher.close()
+
+    run(main)
+
+
+def test_a_replay_that_never_answers_ends_by_its_deadline() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers, is_mute=True)
+        async with bench.following(publisher.source()):
+            await bench.until(lambda: bench.feed.stats.replay_failures == 1)
+            while bench.held() == 0:
+                await publisher.publish(payload(block(publisher.next_seq)))
+                await asyncio.sleep(0.01)
+            await bench.until(lambda: bench.feed.state is FeedState.LIVE)
+        await publisher.close()
+
+    run(main, replay_timeout_ms=100.0)
+
+
+def test_a_publisher_that_begins_anew_is_noticed_though_its_numbers_fit() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers)
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            await publisher.publish(payload(block(1)))
+            await bench.until(lambda: bench.held() == 1)
+            ports, count = publisher.ports, publisher.next_seq
+            await publisher.close()
+            successor = WirePublisher(bench.publishers, ports=ports)
+            for number in range(count):  # the new life is just as far, unseen
+                await successor.publish(payload(block(100 + number), ts=1.0), skip=True)
+            await bench.until(lambda: bench.has(WorkerRestarted))
+            await bench.until(lambda: bench.held() == count)
+            assert not bench.directory.holds_engine_hash(WORKER, EngineHash(1))
+            await successor.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"", b"\0" * 8],
+        [b"", b"\0" * 8, b"", b""],
+        *[[b"", b"\0" * size, b"x"] for size in range(21) if size != 8],
+    ],
+    ids=lambda frames: "-".join(str(len(frame)) for frame in frames) or "none",
+)
+def test_frames_of_a_wrong_shape_are_counted_and_the_next_event_is_applied(
+    frames: list[bytes],
+) -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers)
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            before = bench.feed.stats.undecodable
+            await publisher.send(*(frames or [b""]))
+            await publisher.publish(payload(block(7)))
+            await bench.until(lambda: bench.held() == 1)
+            assert bench.feed.stats.undecodable == before + 1
+        await publisher.close()
+
+    run(main)
+
+
+def test_a_payload_that_is_no_batch_costs_that_batch_only() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers)
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            await publisher.publish(b"\xc1 nonsense")
+            await publisher.publish(payload(block(7)))
+            await bench.until(lambda: bench.held() == 1)
+            await bench.until(lambda: bench.feed.state is FeedState.LIVE)
+            assert bench.feed.stats.relearned == 1
+        await publisher.close()
+
+    run(main)
+
+
+def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers, ring=10)
+        longest_ms = 0.0
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            many = payload(*(block(number) for number in range(200)))
+            for _ in range(300):
+                await publisher.publish(many)
+            before = bench.feed.stats.batches
+            started = last = time.monotonic()
+            while bench.feed.stats.batches < before + 250 and last - started < 20.0:
+                await asyncio.sleep(0)
+                now = time.monotonic()
+                longest_ms, last = max(longest_ms, 1_000.0 * (now - last)), now
+            assert bench.feed.stats.stored_blocks > 0
+        # 256 KiB a turn; generous, since other processes share this machine.
+        assert longest_ms < 500.0
+        await publisher.close()
+
+    run(main)
+
+
+def test_a_socket_that_cannot_be_had_is_reported_and_harms_nobody() -> None:
+    async def main(bench: Bench) -> None:
+        source = EventSource(endpoint="tcp://203.0.113.9:1", is_bound_by_us=True)
+        async with bench.following(source):
+            await bench.until(lambda: bench.has(FeedFailed))
+
+    run(main)
+
+
+def test_a_publisher_that_connects_is_awaited_on_a_bound_socket() -> None:
+    async def main(bench: Bench) -> None:
+        probe = bench.publishers.socket(zmq.PUB)
+        port = probe.bind_to_random_port("tcp://127.0.0.1")
+        probe.close(linger=0)
+        source = EventSource(endpoint=f"tcp://127.0.0.1:{port}", is_bound_by_us=True)
+        async with bench.following(source):
+            live = bench.publishers.socket(zmq.PUB)
+            live.connect(source.endpoint)
+            seq = 0
+            while bench.held() == 0:
+                await live.send_multipart([b"", seq.to_bytes(8, "big"), payload(block(seq))])
+                seq += 1
+                await asyncio.sleep(0.01)
+            live.close(linger=0)
+
+    run(main, replay_timeout_ms=50.0)
+
+
+def test_cancelling_a_feed_closes_its_sockets() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(bench.publishers, is_mute=True)  # a replay stays open
+        async with bench.following(publisher.source()):
+            await bench.until(lambda: bool(publisher.asked))
+        bench.context.term()  # would wait for ever for a socket that is left open
+        await publisher.close()
+
+    run(main)
