@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.server
 import json
@@ -25,7 +26,11 @@ import openai
 import pytest
 import zmq
 
+from trunkline.adapters.clock import SystemClock
+from trunkline.adapters.event_publisher import ZmqEventPublisher
 from trunkline.core.simkv import answer_tokens
+from trunkline.ports.publisher import CacheCleared
+from trunkline.worker.heartbeat import post
 
 HERE = Path(__file__).resolve().parent
 VOCAB = 4_096
@@ -104,13 +109,13 @@ def _events_of(text: str) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def _replayed(running: Running, start: int = 0) -> list[tuple[int, Any]]:
+def _replayed(endpoint: str, start: int = 0) -> list[tuple[int, Any]]:
     context = zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.rcvtimeo = WAIT_S * 1_000
-        socket.connect(running.replay)
+        socket.connect(endpoint)
         socket.send_multipart([b"", start.to_bytes(8, "big")])
         batches: list[tuple[int, Any]] = []
         while True:
@@ -365,21 +370,44 @@ def test_a_replay_begins_at_the_number_asked_for() -> None:
     with worker("--wide-hashes") as running:
         for first in range(5):
             running.complete([first, *PROMPT])
-        batches = _replayed(running)
+        batches = _replayed(running.replay)
         assert [number for number, _ in batches] == list(range(5))
         assert [event["token_ids"][0] for _, (_, (event,), _) in batches] == list(range(5))
         assert {len(name) for _, b in batches for name in b[1][0]["block_hashes"]} == {32}
-        assert _replayed(running, 3) == batches[3:]
-        assert _replayed(running, 9) == []
+        assert _replayed(running.replay, 3) == batches[3:]
+        assert _replayed(running.replay, 9) == []
+
+
+def test_a_replay_of_more_than_is_kept_begins_later() -> None:
+    publisher = ZmqEventPublisher(SystemClock(), buffer_batches=3)
+    for _ in range(5):
+        publisher.publish([CacheCleared()])
+    numbers = [number for number, _ in _replayed(publisher.replay_endpoint)]
+    publisher.close()
+    assert numbers == [2, 3, 4]
+
+
+def test_nonsense_on_the_replay_socket_is_ignored() -> None:
+    publisher = ZmqEventPublisher(SystemClock())
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(publisher.replay_endpoint)
+    for frames in ([b""], [b"", b"short"], [b"", b"1" * 8, b"more"], [b"x"] * 40):
+        socket.send_multipart(frames)
+    publisher.publish([CacheCleared()])
+    assert len(_replayed(publisher.replay_endpoint)) == 1
+    assert socket.poll(0) == 0
+    context.destroy(linger=0)
+    publisher.close()
 
 
 def test_a_reset_is_told_with_the_next_batch_and_refused_while_busy() -> None:
     with worker("--time-scale", "20") as running:
         running.complete(PROMPT)
         assert running.http.post("/reset_prefix_cache").json() == {"success": True}
-        assert len(_replayed(running)) == 1
+        assert len(_replayed(running.replay)) == 1
         assert _cached(running.complete(PROMPT)) == 0
-        kinds = [[event["type"] for event in batch[1]] for _, batch in _replayed(running)]
+        kinds = [[event["type"] for event in batch[1]] for _, batch in _replayed(running.replay)]
         assert kinds == [["BlockStored"], ["AllBlocksCleared", "BlockStored"]]
         body = {"prompt": PROMPT, "max_tokens": 500, "stream": True}
         with running.http.stream("POST", "/v1/completions", json=body) as answer:
@@ -394,7 +422,7 @@ def test_evictions_are_told_block_by_block() -> None:
             running.complete([first, *PROMPT], 1)
         stored: list[int] = []
         removed: list[int] = []
-        for _, batch in _replayed(running):
+        for _, batch in _replayed(running.replay):
             for event in batch[1]:
                 into = stored if event["type"] == "BlockStored" else removed
                 into += event["block_hashes"]
@@ -473,6 +501,22 @@ def test_heartbeats_report_labels_while_their_blocks_are_resident() -> None:
         server.server_close()
 
 
+def test_a_gateway_that_is_away_does_not_stop_the_worker() -> None:
+    flags = ("--feed", "digest", "--heartbeat-interval-ms", "10")
+    with worker(*flags, "--heartbeat-url", "http://127.0.0.1:9/beat") as running:
+        for first in range(10):
+            prompt = [first, *PROMPT]
+            assert _ids(running.complete(prompt)) == _right(prompt)
+
+
+def test_a_heartbeat_counts_as_accepted_with_a_status_below_300_only() -> None:
+    with worker() as running:
+        url = str(running.http.base_url)
+        assert asyncio.run(post(f"{url}/health", "key", b"{}", WAIT_S)) is False
+        assert asyncio.run(post(f"{url}/ping?a=b", "key", b"{}", WAIT_S)) is True
+    assert asyncio.run(post(f"{url}/ping", "key", b"{}", WAIT_S)) is False
+
+
 # --- faults ---
 
 
@@ -494,9 +538,11 @@ def test_fault_die_after_kills_the_process_in_the_middle_of_a_stream() -> None:
     with worker("--fault", "die-after:5", "--time-scale", "100") as running:
         body = {"prompt": PROMPT, "max_tokens": 20, "stream": True, "return_token_ids": True}
         text = bytearray()
-        with running.http.stream("POST", "/v1/completions", json=body) as answer:
-            with pytest.raises(httpx.RemoteProtocolError):
-                _read_into(text, answer)
+        with (
+            running.http.stream("POST", "/v1/completions", json=body) as answer,
+            pytest.raises(httpx.RemoteProtocolError),
+        ):
+            _read_into(text, answer)
         assert text.count(b'"token_ids"') == 5
         assert b"[DONE]" not in text
         assert running.process.wait(WAIT_S) == -signal.SIGKILL
@@ -513,15 +559,15 @@ def test_fault_http_503_refuses_work_but_says_it_is_healthy() -> None:
 def test_fault_wrong_events_names_other_tokens_and_answers_right() -> None:
     with worker("--fault", "wrong-events") as running:
         assert _ids(running.complete(PROMPT)) == _right(PROMPT)
-        ((_, batch),) = _replayed(running)
+        ((_, batch),) = _replayed(running.replay)
         assert batch[1][0]["token_ids"] == [token ^ 1 for token in PROMPT[:64]]
 
 
 def test_fault_late_events_come_after_their_delay() -> None:
     with worker("--fault", "late-events:500") as running:
         running.complete(PROMPT)
-        assert _replayed(running) == []
-        _until(lambda: len(_replayed(running)) == 1, "the late batch")
+        assert _replayed(running.replay) == []
+        _until(lambda: len(_replayed(running.replay)) == 1, "the late batch")
 
 
 def test_fault_drop_events_leaves_gaps_that_a_replay_fills() -> None:
@@ -534,13 +580,13 @@ def test_fault_drop_events_leaves_gaps_that_a_replay_fills() -> None:
             running.complete([first, *PROMPT])
         assert socket.poll(100) == 0
         context.destroy(linger=0)
-        assert len(_replayed(running)) == 4
+        assert len(_replayed(running.replay)) == 4
 
 
 def test_fault_no_events_publishes_nothing() -> None:
     with worker("--fault", "no-events") as running:
         running.complete(PROMPT)
-        assert _replayed(running) == []
+        assert _replayed(running.replay) == []
         assert _cached(running.complete(PROMPT)) == 64
 
 

@@ -231,11 +231,12 @@ async def on_bad_request(request: Request, error: Exception) -> Response:
 
 
 async def _json_body(request: Request) -> dict[str, Any]:
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > _MAX_BODY_BYTES:
-        raise BadRequest(f"the body is larger than {_MAX_BODY_BYTES} bytes", status=413)
+    raw = bytearray()
     try:
-        raw = await request.body()
+        async for part in request.stream():
+            raw += part
+            if len(raw) > _MAX_BODY_BYTES:
+                raise BadRequest(f"the body is larger than {_MAX_BODY_BYTES} bytes", status=413)
     except ClientDisconnect as error:
         raise BadRequest("the client left") from error
     try:

@@ -17,6 +17,11 @@ from trunkline.worker.jobs import Job
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800)
 _TOKENS = (16, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144)
 _LABELS = ("model_name", "engine")
+_ABSENT = (
+    "vllm:num_preemptions",
+    "vllm:external_prefix_cache_queries",
+    "vllm:external_prefix_cache_hits",
+)
 
 
 class Metrics:
@@ -76,9 +81,8 @@ class _EngineCollector(Collector):
         yield self._counter("vllm:prefix_cache_hits", [t.hit for t in totals])
         yield self._counter("vllm:prompt_tokens", [t.queried for t in totals])
         yield self._counter("vllm:generation_tokens", [t.generated for t in totals])
-        yield self._counter("vllm:num_preemptions", [0 for _ in totals])
-        by_reason = [t.rejected_requests for t in totals]
-        yield self._counter("vllm:admission_rejections", by_reason, ("reason", "queue_full"))
+        rejected = [t.rejected_requests for t in totals]
+        yield self._counter("vllm:admission_rejections", rejected, ("reason", "queue_full"))
         done = [t.finished_requests for t in totals]
         aborted = [t.aborted_requests for t in totals]
         success = self._counter("vllm:request_success", done, ("finished_reason", "length"))
@@ -91,6 +95,11 @@ class _EngineCollector(Collector):
         )
         self._fill(sources, [t.hit for t in totals], "local_cache_hit")
         yield sources
+        hits = [t.hit for t in totals]
+        yield self._counter("vllm:prompt_tokens_cached_by_source", hits, ("source", "device"))
+        # There is neither preemption nor a second tier here; dashboards want the series.
+        for absent in _ABSENT:
+            yield self._counter(absent, [0 for _ in totals])
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Sizes of the cache.",
