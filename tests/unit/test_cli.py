@@ -177,6 +177,7 @@ def test_a_reader_that_leaves_early_ends_the_program_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "trunkline", "serve", "--print-config"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=buffered)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
