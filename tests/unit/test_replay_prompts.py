@@ -97,7 +97,7 @@ def test_expected_answers_are_right_for_lighter_blocks_too(tokens_per_block: int
 
 def test_generated_prompts_hold_the_real_answers_to_the_turns_before() -> None:
     maker = PromptMaker()
-    requests = article_requests(ArticleShape(requests=300, span_ms=40_000.0))
+    requests = article_requests(ArticleShape(requests=150, span_ms=20_000.0))
     by_session: dict[str, TraceRequest] = {}
     followed = 0
     for one in requests:
@@ -111,11 +111,11 @@ def test_generated_prompts_hold_the_real_answers_to_the_turns_before() -> None:
             told = earlier + simkv.answer_tokens(earlier, 64, 4_096)
             assert prompt[: len(told)] == told
             followed += 1
-    assert followed > 20
+    assert followed > 10
 
 
 def test_a_session_met_in_the_middle_gives_the_same_prompt() -> None:
-    requests = article_requests(ArticleShape(requests=300, span_ms=40_000.0))
+    requests = article_requests(ArticleShape(requests=150, span_ms=20_000.0))
     late = max(requests, key=lambda one: len(one.parts or ()))
     warm = PromptMaker()
     for one in requests:

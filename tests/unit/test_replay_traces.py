@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.errors import TraceError
-from trunkline.replay.formats import MAX_CHATS, ReadOptions, TraceFormat, read_trace
+from trunkline.replay import formats
+from trunkline.replay.formats import ReadOptions, TraceFormat, read_trace
 from trunkline.replay.traces import TraceRequest, pace, scale_time, spread_ticks, take
 from trunkline.replay.workloads import WORKLOADS, find_workload, load_workload
 
@@ -85,11 +86,14 @@ def test_bailian_times_are_seconds_and_chats_become_sessions_by_their_root(tmp_p
     assert {request.block_tokens for request in requests} == {16}
 
 
-def test_remembered_chats_are_bounded_and_the_oldest_is_forgotten(tmp_path: Path) -> None:
+def test_remembered_chats_are_bounded_and_the_oldest_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "MAX_CHATS", 8)
     base = {"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}
     roots = [{**base, "chat_id": chat, "parent_chat_id": -1} for chat in range(3)]
     chained = {**base, "chat_id": 3, "parent_chat_id": 2}
-    filler = [{**base, "chat_id": 100 + i, "parent_chat_id": -1} for i in range(MAX_CHATS)]
+    filler = [{**base, "chat_id": 100 + i, "parent_chat_id": -1} for i in range(8)]
     late = {**base, "chat_id": 9, "parent_chat_id": 3}
     requests = read(written(tmp_path, *roots, chained, *filler, late))
     assert requests[3].session == "2"

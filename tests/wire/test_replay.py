@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.core import simkv
@@ -199,6 +200,14 @@ def test_a_good_answer_is_measured_and_found_right() -> None:
     assert sent.headers["x-request-id"] == "replay-0"
 
 
+def test_it_runs_on_uvloop_as_well() -> None:
+    async def run() -> ReplayResult:
+        async with serving(answer_well) as server:
+            return await replay_trace(requests(3), [server.url], ReplayOptions(), CLOCK)
+
+    assert {record.verdict for record in uvloop.run(run()).records} == {Verdict.RIGHT}
+
+
 def test_connections_are_kept_and_used_again() -> None:
     async def run() -> Server:
         async with serving(answer_well) as server:
@@ -211,6 +220,21 @@ def test_connections_are_kept_and_used_again() -> None:
             return server
 
     assert asyncio.run(run()).connections == 1
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again() -> None:
+    async def run() -> Server:
+        async with serving(answer_well) as server:
+            options = ClientOptions(keepalive_idle_ms=20.0)
+            client = Client(Target.parse(server.url), options)
+            body = json.dumps({"prompt": [1] * 20, "max_tokens": 2}).encode()
+            for _ in range(2):
+                assert (await client.send("/v1/completions", body)).lost_reason == ""
+                await asyncio.sleep(0.03)
+            client.close()
+            return server
+
+    assert asyncio.run(run()).connections == 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
@@ -382,7 +406,10 @@ def test_a_silent_server_is_given_up_after_the_idle_limit() -> None:
         await asyncio.sleep(1.0)
 
     options = ReplayOptions(client=ClientOptions(idle_timeout_ms=60.0))
-    assert lost_reason(answer, options) == "no byte for 60 ms"
+    result, _ = replayed(answer, requests(1), options)
+    (record,) = result.records
+    assert record.lost_reason == "no byte for 60 ms"
+    assert result.wall_ms < 900.0
 
 
 def test_nobody_listening_is_a_loss_and_no_crash() -> None:

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -55,6 +56,8 @@ class ClientOptions:
     connect_timeout_ms: float = 5_000.0
     idle_timeout_ms: float = 600_000.0
     """Longest silence, before the first token as well as between tokens."""
+    keepalive_idle_ms: float = 3_000.0
+    """A connection idle for longer is not used again: the other side may be closing it just now."""
     api_key: str = ""
 
 
@@ -73,13 +76,18 @@ class _Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    def idle_ms(self) -> float:
+        """Since the last byte came."""
+        return (self._loop.time() - self._heard_at_s) * 1_000.0
+
     async def exchange(self, request: bytes, idle_timeout_ms: float) -> Reply:
         """Send a request, wait for the end of its answer. Closes the connection on any trouble."""
-        assert self._transport is not None
         assert self._ended is None, "one request at a time"
         self._new_message()
         self._heard_at_s = self._loop.time()
-        answer = self._answer = Answer(self._loop.time() * 1_000.0)
+        answer = self._answer = Answer(self._heard_at_s * 1_000.0)
+        if self._transport is None:
+            return answer.reply(self._heard_at_s * 1_000.0, "connection closed at once")
         self._ended = self._loop.create_future()
         self._transport.write(request)
         try:
@@ -108,8 +116,8 @@ class _Connection(asyncio.Protocol):
     # --- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are not derived from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at_s = self._loop.time()
@@ -208,8 +216,9 @@ class Client:
     def _idle_connection(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open:
+            if connection.is_open and connection.idle_ms() < self._options.keepalive_idle_ms:
                 return connection
+            connection.close()
         return None
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> _Connection:
