@@ -77,7 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="W5",
         help="workload (W1 to W5, W1-smoke, W2-smoke) or a trace file",
     )
-    add("--target", nargs="+", default=[], metavar="URL", help="gateways that are there already")
+    add(
+        "--target",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a gateway that is there; repeatable",
+    )
     add(
         "--policies",
         default=DEFAULT_POLICIES,
@@ -308,7 +314,7 @@ def _report(
 def _command(arguments: argparse.Namespace) -> str:
     words = ["trunkline", "replay", str(arguments.trace), "--policies", arguments.policies]
     if arguments.target:
-        words = [*words[:3], "--target", *arguments.target]
+        words = [*words[:3], *(word for url in arguments.target for word in ("--target", url))]
     for name in ("load", "speed", "time_scale", "requests", "tokens_per_block", "sessions"):
         value = getattr(arguments, name)
         if value not in (None, 1.0, "open"):
