@@ -72,11 +72,20 @@ def _worker(kind: Kind, name: str, sentence: str) -> Family:
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _counter("requests_total", "Answers sent to clients.", "route", "code"),
+        _counter(
+            "requests_total",
+            "Finished requests; `code` is a class, or client_gone.",
+            "route",
+            "code",
+        ),
         _gauge("requests_active", "Requests in flight."),
         _gauge("connections_active", "Open client connections."),
-        _histogram("request_duration_seconds", "From the head to the last byte.", "route"),
-        _histogram("ttft_seconds", "From the head to the first byte of the answer."),
+        _histogram(
+            "request_duration_seconds",
+            "From the end of the request to the end of the answer.",
+            "route",
+        ),
+        _histogram("ttft_seconds", "From the end of the request to its first token."),
         _counter("refusals_total", "Requests refused by the gateway itself.", "reason"),
         _counter("retries_total", "Further attempts after a failed one."),
         _counter("decisions_total", "Routing choices.", "reason"),
