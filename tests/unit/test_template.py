@@ -87,7 +87,10 @@ def test_changing_one_tool_description_changes_the_text() -> None:
     assert len(texts) == 3
 
 
-def test_an_empty_list_of_tools_is_no_tools() -> None:
+def test_an_empty_list_of_tools_reaches_the_template_as_such() -> None:
+    template = _own("{{ tools is none }}")
+    assert _render(template, [USER], []) == "False"
+    assert _render(template, [USER]) == "True"
     assert _render(SHIPPED, [USER], []) == _render(SHIPPED, [USER])
 
 

@@ -136,6 +136,17 @@ def test_what_a_sequence_reserved_cannot_be_given_to_another() -> None:
     assert cache.admit(_tokens(8, first=2_000), None, 1) is None
 
 
+def test_idle_blocks_that_hit_do_not_count_as_room_for_the_rest() -> None:
+    cache = BlockCache(capacity=6, block_tokens=BLOCK)
+    _run(cache, _tokens(33))
+    running = cache.admit(_tokens(30, first=2_000), None, 1)
+    assert running is not None
+    # Four places are free, two of them hit; three more are needed.
+    assert cache.admit(_tokens(70), None, 1) is None
+    cache.release(running)
+    assert cache.admit(_tokens(70), None, 1) is not None
+
+
 def test_a_block_computed_twice_is_two_copies_and_goes_twice() -> None:
     cache = BlockCache(capacity=4, block_tokens=BLOCK)
     prompt = _tokens(16)

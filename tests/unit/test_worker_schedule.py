@@ -60,15 +60,15 @@ class Bench:
         job = Job(prompt=prompt, salt=None, wanted_tokens=wanted, arrived_at=self.now)
         self.jobs.add(job)
         self._all.append(job)
-        self._turn(self.now)
+        self.turn(self.now)
         return job
 
     def advance(self, upto_ms: float) -> None:
         while (due := self.schedule.due()) is not None and due <= upto_ms / 1e3 + 1e-9:
-            self._turn(due)
+            self.turn(due)
         self.now = max(self.now, upto_ms / 1e3)
 
-    def _turn(self, now: float) -> None:
+    def turn(self, now: float) -> None:
         self.now = now
         before = [job.emitted for job in self._all]
         self.schedule.run(now + 1e-9)
@@ -84,6 +84,26 @@ def test_fifo_prefills_one_after_the_other_and_decodes_without_contention() -> N
     bench.submit(15, 2, first=900)
     bench.advance(1_000)
     assert bench.trace == [(25, 0, 1), (35, 0, 2), (45, 0, 3), (45, 1, 1), (55, 1, 2)]
+
+
+def test_late_timers_do_not_add_up() -> None:
+    bench = Bench(Scheduling.FIFO)
+    bench.submit(20, 1)
+    bench.submit(15, 1, first=900)
+    bench.advance(24)
+    bench.turn(0.040)  # the first was due at 25 ms
+    assert bench.schedule.due() == pytest.approx(0.045)
+
+
+def test_what_was_generated_is_hit_by_the_next_turn() -> None:
+    bench = Bench(Scheduling.FIFO)
+    first = bench.submit(20, 30)
+    bench.advance(1_000)
+    again_prompt = first.prompt + first.answer + array("I", [5])
+    follow_up = Job(prompt=again_prompt, salt=None, wanted_tokens=1, arrived_at=bench.now)
+    bench.jobs.add(follow_up)
+    bench.turn(bench.now)
+    assert follow_up.cached_tokens == 48
 
 
 def test_fifo_charges_only_what_did_not_hit() -> None:

@@ -129,7 +129,7 @@ class JinjaTemplate:
             **self._special_tokens,
             **given,
             "messages": shown,
-            "tools": tools or None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": is_opening,
         }
