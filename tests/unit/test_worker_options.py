@@ -13,6 +13,7 @@ import pytest
 
 from trunkline.adapters.template import load_template
 from trunkline.adapters.tokenizer import load_tokenizer
+from trunkline.errors import ConfigError
 from trunkline.ports.publisher import BlockEvent, BlockRemoved, RunStored
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.faults import Faults, FaultyFeed, parse_faults
@@ -68,6 +69,13 @@ def test_a_wrong_option_is_refused_with_its_name_and_bounds(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         WorkerOptions(**wrong)
+
+
+def test_a_wrong_flag_is_a_mistake_of_the_user() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(ConfigError, match="block_size is 24"):
+        options_from(parser.parse_args(["--block-size", "24"]))
 
 
 def test_keys_are_not_shown() -> None:

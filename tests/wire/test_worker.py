@@ -28,6 +28,7 @@ import zmq
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.event_publisher import ZmqEventPublisher
+from trunkline.adapters.event_sources import discovered_sources
 from trunkline.core.simkv import answer_tokens
 from trunkline.ports.publisher import CacheCleared
 from trunkline.worker.heartbeat import post
@@ -267,8 +268,9 @@ def test_small_endpoints_answer_as_the_engine_does(shared: Running) -> None:
     assert get("/load").json() == {"server_load": 0}
     (model,) = get("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"]) == ("trunkline-sim", 65_536)
-    (source,) = get("/kv_event_sources").json()["kv_event_sources"]
-    assert (source["endpoint"], source["replay_endpoint"]) == (shared.events, shared.replay)
+    (source,) = discovered_sources(get("/kv_event_sources").json(), worker_host="127.0.0.1")
+    assert (source.endpoint, source.replay_endpoint) == (shared.events, shared.replay)
+    assert not source.is_bound_by_us
     vectors = [
         shared.http.post("/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"]
         for text in ("a", "a", "b")
@@ -447,7 +449,7 @@ def test_ranks_have_caches_and_event_streams_of_their_own() -> None:
                 "/v1/completions", json=body, headers={"X-data-parallel-rank": bad}
             )
             assert answer.status_code == 400
-        sources = running.http.get("/kv_event_sources").json()["kv_event_sources"]
+        sources = running.http.get("/kv_event_sources").json()["sources"]
         assert [source["data_parallel_rank"] for source in sources] == [0, 1]
         assert len({source["endpoint"] for source in sources}) == 2
 
@@ -480,7 +482,7 @@ def test_heartbeats_report_labels_while_their_blocks_are_resident() -> None:
     try:
         with worker(*flags, *more) as running:
             assert running.events == ""
-            assert running.http.get("/kv_event_sources").json() == {"kv_event_sources": []}
+            assert running.http.get("/kv_event_sources").json() == {"sources": []}
             key, first = received.get(timeout=WAIT_S)
             assert key == "Bearer sesame"
             assert (first["worker"], first["counter"], first["checkpoints"]) == ("w1", 1, [])

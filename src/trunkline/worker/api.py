@@ -150,7 +150,7 @@ class Api:
         sources = [
             {
                 "data_parallel_rank": index,
-                "endpoint": rank.publisher.endpoint,
+                "endpoint": _as_bound(rank.publisher.endpoint),
                 "replay_endpoint": rank.publisher.replay_endpoint,
                 "buffer_steps": rank.publisher.buffer_batches,
                 "hwm": 100_000,
@@ -160,7 +160,7 @@ class Api:
             for index, rank in enumerate(self.ranks)
             if rank.publisher is not None
         ]
-        return JSONResponse({"kv_event_sources": sources})
+        return JSONResponse({"sources": sources})
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response | Answer | Hanging:
         body = await _json_body(request)
@@ -228,6 +228,11 @@ async def on_bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadRequest)
     kind = "NotFoundError" if error.status == 404 else "BadRequestError"
     return error_response(error.status, str(error), kind, error.param)
+
+
+def _as_bound(endpoint: str) -> str:
+    """In the engine's words a concrete host means a publisher that connects; ours binds."""
+    return f"tcp://*:{endpoint.rpartition(':')[2]}"
 
 
 async def _json_body(request: Request) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, cast
 
 from trunkline.core.profiles import PROFILES, Profile, profile_named
+from trunkline.errors import ConfigError
 from trunkline.worker.faults import FAULT_KINDS, Faults, parse_faults
 
 
@@ -115,8 +116,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_from(arguments: argparse.Namespace) -> WorkerOptions:
-    """Raises ValueError as `WorkerOptions` does."""
+    """Raises ConfigError where `WorkerOptions` raises ValueError."""
     given = {one.name: getattr(arguments, one.name) for one in fields(WorkerOptions)}
     given["feed"] = Feed(given["feed"])
     given["fault"] = tuple(given["fault"])
-    return WorkerOptions(**given)
+    try:
+        return WorkerOptions(**given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
