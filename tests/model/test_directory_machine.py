@@ -63,7 +63,9 @@ class NaiveWorker:
         self.predicted.clear()
 
     def resident(self, *wanted: Tier) -> set[BlockKey]:
-        return {self.keys[h] for (h, tier), count in self.copies.items() if count and tier in wanted}
+        return {
+            self.keys[h] for (h, tier), count in self.copies.items() if count and tier in wanted
+        }
 
 
 class DirectoryMachine(RuleBasedStateMachine):

@@ -1,7 +1,10 @@
-"""The feed of one worker: order, gaps, repeats, restarts, orphans, strikes; and each bound, reached."""
+"""The feed of one worker: order, gaps, repeats, restarts, orphans, strikes; and each bound,
+reached.
+"""
 
 from __future__ import annotations
 
+import itertools
 from array import array
 
 import pytest
@@ -294,7 +297,7 @@ def test_a_message_without_a_number_is_counted_and_no_more() -> None:
     assert desk.usable(1) == 1
 
 
-# -- restarts and leaving ---------------------------------------------------------------------------
+# -- restarts and leaving --------------------------------------------------------------------------
 
 
 def test_a_number_that_does_not_grow_means_another_life() -> None:
@@ -370,7 +373,7 @@ def test_a_batch_of_another_rank_is_no_part_of_the_stream() -> None:  # C31
     assert desk.held() == 2
 
 
-# -- clearing ------------------------------------------------------------------------------------
+# -- clearing --------------------------------------------------------------------------------------
 
 
 def test_clearing_empties_the_view_however_often_it_comes() -> None:  # C20
@@ -397,7 +400,7 @@ def test_removals_of_unknown_blocks_are_counted_and_harmless() -> None:
     assert desk.held() == 0
 
 
-# -- orphans -------------------------------------------------------------------------------------
+# -- orphans ---------------------------------------------------------------------------------------
 
 
 def test_an_orphan_counts_for_nothing_until_its_parent_comes() -> None:  # C21
@@ -453,7 +456,16 @@ def test_resyncs_for_lost_orphans_are_at_least_a_minute_apart() -> None:
             desk.tick(now + 11.0)  # never answered
         seq, now = seq + 1, now + 1_000.0
     assert len(times) > 1
-    assert all(later - earlier >= 60_000.0 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= 60_000.0 for earlier, later in itertools.pairwise(times))
+
+
+def test_without_replay_a_lost_orphan_asks_for_nothing_and_wakes_nobody() -> None:
+    desk = Desk(can_replay=False)
+    desk.live(batch(7, run(3, parent=2), run(1, salt=STRANGER.salt)))
+    desk.tick(5_000.0)
+    assert desk.feed.stats.parked_dropped == 1
+    assert desk.asked() == []
+    assert desk.feed.next_tick is None
 
 
 def test_parked_runs_are_bounded_in_number() -> None:
@@ -497,7 +509,7 @@ def test_a_namespace_admitted_later_is_learnt_by_a_resync() -> None:
     assert desk.feed.next_tick is None
 
 
-# -- breaches ------------------------------------------------------------------------------------
+# -- breaches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -545,9 +557,7 @@ def test_a_worker_that_registers_with_another_block_size_loses_its_old_entries()
     desk.live(batch(0, run(1)))
     desk.directory.join(WORKER, block_tokens=4)
     assert desk.directory.block_count() == 0
-    wide = derive_namespace(
-        bytes(32), NAMESPACE.scope, ModelIdentity(model_id="m", block_tokens=4)
-    )
+    wide = derive_namespace(bytes(32), NAMESPACE.scope, ModelIdentity(model_id="m", block_tokens=4))
     desk.directory.admit_namespace(wide)
     desk.feed = WorkerFeed(WORKER, desk.directory)
     desk.live(batch(0, run(1, size=4, salt=wide.salt)))

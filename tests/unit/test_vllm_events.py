@@ -1,4 +1,6 @@
-"""The event codec: golden bytes, both engines' dialects, salts and tiers, and what is left out by rule."""
+"""The event codec: golden bytes, both engines' dialects, salts and tiers, and what is left out by
+rule.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The event subscriber against real ZeroMQ sockets: late join, gaps, late replays, restarts, floods."""
+"""The event subscriber against real ZeroMQ sockets: late join, gaps, late replays, restarts,
+floods.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,7 @@ from trunkline.core.records import EngineHash, Tier, WorkerId
 
 WORKER = WorkerId("w")
 MODEL = ModelIdentity(model_id="m", block_tokens=2)
-NAMESPACE = derive_namespace(
-    bytes(32), Scope(kind=ScopeKind.TENANT, org="o", tenant="t"), MODEL
-)
+NAMESPACE = derive_namespace(bytes(32), Scope(kind=ScopeKind.TENANT, org="o", tenant="t"), MODEL)
 
 
 def block(number: int) -> CacheEvent:
@@ -138,7 +138,9 @@ class Bench:
     async def following(self, source: EventSource) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(
-                run_feed(source, self.feed, SystemClock(), self.actions.append, context=self.context)
+                run_feed(
+                    source, self.feed, SystemClock(), self.actions.append, context=self.context
+                )
             )
             yield
             task.cancel()
@@ -151,7 +153,7 @@ class Bench:
 
     async def until(self, is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
-            while not is_true():
+            while not is_true():  # noqa: ASYNC110 - what is awaited is state of a pure object
                 await asyncio.sleep(0.005)
 
     async def subscribed(self, publisher: WirePublisher) -> None:
@@ -221,7 +223,9 @@ def test_a_replay_that_begins_too_late_makes_the_worker_untrusted_and_then_relea
             for number in range(10, 18):
                 await publisher.publish(payload(block(number)), skip=True)
             await publisher.publish(payload(block(18)))
-            await bench.until(lambda: bench.has(FeedUntrusted) and bench.feed.stats.late_replays > 0)
+            await bench.until(
+                lambda: bench.has(FeedUntrusted) and bench.feed.stats.late_replays > 0
+            )
             await bench.until(lambda: bench.held() == 3)  # what the ring of three still told
             await bench.until(lambda: bench.feed.state is FeedState.LIVE)
             assert bench.directory.is_trusted(WORKER)

@@ -1,9 +1,11 @@
 """Where a worker's KV events come from: endpoints as announced, made fit to connect or bind.
 
-An engine's publisher binds for a wildcard, an IPv6 `::` or a path; for a concrete TCP host it *connects*, so
-that we must bind. Discovery (`GET /kv_event_sources`) answers with a list, or with that list under `sources`.
+An engine's publisher binds for a wildcard, an IPv6 `::` or a path; for a concrete TCP host it
+*connects*, so that we must bind. Discovery (`GET /kv_event_sources`) answers with a list, or with
+that list under `sources`.
 
-Must never: connect anywhere but to the worker's own host because a worker said so. Read `zmq_events.py` next.
+Must never: connect anywhere but to the worker's own host because a worker said so. Read
+`zmq_events.py` next.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from trunkline.errors import ConfigError
 
 MAX_SOURCES = 1_024
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%*]+\]|[^\[\]:/]+|::):(?P<port>\d{1,5})")
-_WILDCARDS = {"*", "0.0.0.0", "::", "[::]"}  # noqa: S104 - recognised, never bound
+_WILDCARDS = {"*", "0.0.0.0", "::", "[::]"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +46,16 @@ def event_source(
     rank: int | None = None,
     buffer_steps: int = 10_000,
 ) -> EventSource:
-    """Read a publisher's own endpoint from the subscriber's side. Raises ConfigError for a malformed one."""
+    """Read a publisher's own endpoint from the subscriber's side. Raises ConfigError for a
+    malformed one.
+    """
     is_tcp = endpoint.startswith("tcp://")
     host = _tcp_parts(endpoint)[0] if is_tcp else ""
     is_bound_by_us = is_tcp and host not in _WILDCARDS and "::" not in host
     if not is_tcp and not endpoint.startswith(("ipc://", "inproc://")):
-        raise ConfigError(f"event endpoint {endpoint[:64]!r}: tcp://, ipc:// or inproc:// is needed")
+        raise ConfigError(
+            f"event endpoint {endpoint[:64]!r}: tcp://, ipc:// or inproc:// is needed"
+        )
     return EventSource(
         endpoint=endpoint if is_bound_by_us or not is_tcp else _at(worker_host, endpoint),
         is_bound_by_us=is_bound_by_us,

@@ -1,9 +1,9 @@
 """Turns the payload of a KV-event message into an `EventBatch`, and back (vLLM and SGLang).
 
 A payload is msgpack `[ts, [event, ...], rank]`; an event is a map with `type` first, or, from older
-engines, an array with its type first. Two kinds of fault: what breaks the encoding or its caps makes the
-whole batch undecodable; an event that decodes and makes no sense is left out and counted, so that the
-removals beside it are not lost. Fields that we do not use are not looked at.
+engines, an array with its type first. Two kinds of fault: what breaks the encoding or its caps
+makes the whole batch undecodable; an event that decodes and makes no sense is left out and counted,
+so that the removals beside it are not lost. Fields that we do not use are not looked at.
 
 Must never: raise anything but `UndecodableBatch` on what a worker sends. Read `zmq_events.py` next.
 """
@@ -171,7 +171,9 @@ def _map_count(data: memoryview) -> int:
 
 
 def _check_shape(fields: dict[Any, Any]) -> None:
-    """Refuse depth and time stamps in what is not looked at otherwise. Costs a C pass a container."""
+    """Refuse depth and time stamps in what is not looked at otherwise. Costs a C pass a
+    container.
+    """
     level: list[Any] = [fields]
     for _ in range(MAX_DEPTH - 2):  # the batch and its list of events are the first two
         deeper: list[Any] = []
@@ -256,7 +258,8 @@ def _stored(fields: dict[Any, Any]) -> tuple[CacheEvent, ...]:
 def _extras(value: Any, adapter: str | None, block_count: int) -> tuple[str | None, int]:
     """The salt, and how many leading blocks tokens, salt and adapter name completely.
 
-    The rest holds media or prompt embeddings, whose content is in the engine's hash but not in the tokens.
+    The rest holds media or prompt embeddings, whose content is in the engine's hash but not in the
+    tokens.
     """
     if value is None:
         return None, block_count
@@ -282,10 +285,8 @@ def _extras(value: Any, adapter: str | None, block_count: int) -> tuple[str | No
 
 def _block_extras(extras: Sequence[Any], adapter: str | None) -> tuple[str | None, bool]:
     """One block's salt, and whether salt and adapter are all its extras."""
-    if len(extras) == 2 and extras[0] == "cache_salt":
-        extras = [list(extras)]
-    elif len(extras) in (2, 3) and extras[0] == "lora":
-        extras = [list(extras)]
+    if extras[0] in ("cache_salt", "lora") and len(extras) in (2, 3):
+        extras = [list(extras)]  # one tagged extra, not wrapped in a list of its own
     salts: list[str] = []
     is_named = True
     for item in extras:
@@ -314,7 +315,9 @@ def _hashes(value: Any) -> array[int]:
 
 
 def _folded(value: Any) -> int:
-    """An engine's hash as u64: vLLM's integers are the low 64 bits of the digest, SGLang's are signed."""
+    """An engine's hash as u64: vLLM's integers are the low 64 bits of the digest, SGLang's are
+    signed.
+    """
     if type(value) is int:
         return value & _U64
     if type(value) is bytes and 8 <= len(value) <= 64:
@@ -339,7 +342,7 @@ def _tier(medium: Any) -> Tier:
     return _TIERS.get(medium, Tier.SHARED) if type(medium) is str else Tier.SHARED
 
 
-# -- encoding ----------------------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------------------
 
 
 def encode_batch(ts: float, events: Iterable[CacheEvent], rank: int | None) -> bytes:

@@ -1,11 +1,12 @@
 """Follows one worker's KV events over ZeroMQ, and fetches replays where the feed asks for them.
 
 A loop of small turns: take what has arrived (bounded in messages and bytes), hand it to the pure
-`WorkerFeed`, carry out its actions, let others run. ZeroMQ reconnects by itself; a monitor tells us when,
-since a new connection may lead to another life of the engine. The feed decides; nothing here does.
+`WorkerFeed`, carry out its actions, let others run. ZeroMQ reconnects by itself; a monitor tells us
+when, since a new connection may lead to another life of the engine. The feed decides; nothing here
+does.
 
-Must never: block the loop, believe a frame's shape, or let one worker's trouble end another's task. Read
-`core/feed.py` next, `event_sources.py` for endpoints.
+Must never: block the loop, believe a frame's shape, or let one worker's trouble end another's task.
+Read `core/feed.py` next, `event_sources.py` for endpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from trunkline.ports.clock import Clock
 
 TURN_MESSAGES = 64
 TURN_BYTES = 256 << 10
-"""About 5 ms of decoding and indexing: the longest that one turn holds the loop, big messages aside."""
+"""About 5 ms of decoding and indexing: the longest that one turn holds the loop, big messages
+aside.
+"""
 RECEIVE_HWM = 4_096
 """Messages that wait in ZeroMQ; beyond it the publisher's side drops, which shows as a gap."""
 SOCKETS_A_WORKER = 4
@@ -42,7 +45,9 @@ _Context = zmq.Context[_Socket]
 
 
 def event_context(max_workers: int) -> _Context:
-    """A ZeroMQ context with room for so many feeds; end it with `term()` when all feeds are over."""
+    """A ZeroMQ context with room for so many feeds; end it with `term()` when all feeds are
+    over.
+    """
     context = _Context()
     limit = int(context.get(zmq.SOCKET_LIMIT))
     context.set(zmq.MAX_SOCKETS, min(limit, SOCKETS_A_WORKER * max_workers + 64))
@@ -59,8 +64,8 @@ async def run_feed(
 ) -> None:
     """Follow a worker's events until cancelled, or until the worker leaves the directory.
 
-    `on_action` gets every action but `RequestReplay`. Trouble with sockets ends in `FeedFailed`, never in an
-    exception: the task group that owns this task has others to keep.
+    `on_action` gets every action but `RequestReplay`. Trouble with sockets ends in `FeedFailed`,
+    never in an exception: the task group that owns this task has others to keep.
     """
     subscription = _Subscription(source, feed, clock, on_action, context)
     try:
@@ -228,7 +233,9 @@ class _Subscription:
             self._close_replay()
 
     def _ask_replay(self, action: RequestReplay) -> None:
-        """A fresh socket for each replay: an old answer that is still under way goes down with the old."""
+        """A fresh socket for each replay: an old answer that is still under way goes down with the
+        old.
+        """
         self._close_replay()
         self._replay_id = action.replay_id
         endpoint = self._source.replay_endpoint
@@ -255,7 +262,9 @@ class _Subscription:
             self._replay = None
 
     def _take_replayed(self, frames: list[bytes]) -> None:
-        """`["", topic, seq, payload]`; older publishers leave the topic out, so count from the end."""
+        """`["", topic, seq, payload]`; older publishers leave the topic out, so count from the
+        end.
+        """
         now, replay_id = self._clock.now(), self._replay_id
         if not 3 <= len(frames) <= 4 or len(frames[-2]) != 8:
             self._carry_out(self._feed.replay_undecodable(None, replay_id, now))

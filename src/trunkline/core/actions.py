@@ -12,18 +12,21 @@ from trunkline.core.records import Incarnation, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReplay:
-    """Ask the publisher for every batch it still holds from `from_seq` on; this ends any earlier replay.
+    """Ask the publisher for every batch it still holds from `from_seq` on; this ends any earlier
+    replay.
 
-    `from_seq` is what goes over the wire. In the repair of a gap it is one *before* the first missing batch:
-    the answer must begin with a batch that we know, or it comes from another life of the engine. Hand the
-    answer to `replayed` and `replay_ended` with this `replay_id`.
+    `from_seq` is what goes over the wire. In the repair of a gap it is one *before* the first
+    missing batch: the answer must begin with a batch that we know, or it comes from another life of
+    the engine. Hand the answer to `replayed` and `replay_ended` with this `replay_id`.
     """
 
     worker: WorkerId
     replay_id: int
     from_seq: int
     missing_seq: int
-    """The first batch that is missing, for people; equal to `from_seq` where nothing is known yet."""
+    """The first batch that is missing, for people; equal to `from_seq` where nothing is known
+    yet.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,9 @@ class FeedBlind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedFailed:
-    """The stream cannot be followed at all (no socket, address refused); nothing more will come of it."""
+    """The stream cannot be followed at all (no socket, address refused); nothing more will come of
+    it.
+    """
 
     worker: WorkerId
     reason: str

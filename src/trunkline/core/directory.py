@@ -1,11 +1,13 @@
 """Where each prefix block lives, as far as the workers and our own decisions have told.
 
-Everything it knows is a hint: it may be stale, which costs time and never correctness, since a worker
-reuses only what it really holds under the same salt. Three sources fill it: cache events (exact), our own
-decisions with a TTL (predicted; all there is for approximate workers), and heartbeat digests.
+Everything it knows is a hint: it may be stale, which costs time and never correctness, since a
+worker reuses only what it really holds under the same salt. Three sources fill it: cache events
+(exact), our own decisions with a TTL (predicted; all there is for approximate workers), and
+heartbeat digests.
 
-Must never: answer across namespaces (a lookup takes a chain, and a chain has one namespace), or claim a
-block behind a hole. Read `feed.py` (what calls `stored` and `removed`) and `routing.py` (what calls `match`).
+Must never: answer across namespaces (a lookup takes a chain, and a chain has one namespace), or
+claim a block behind a hole. Read `feed.py` (what calls `stored` and `removed`) and `routing.py`
+(what calls `match`).
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class _Digest:
 
 
 class Directory:
-    """The one index of a gateway. All methods are O(blocks of the call); `match` is one index call."""
+    """The one index of a gateway. All methods are O(blocks of the call); `match` is one index
+    call.
+    """
 
     def __init__(self, *, max_blocks: int) -> None:
         self._index = BlockIndex(max_blocks)
@@ -93,10 +97,11 @@ class Directory:
         self._namespace_ids: dict[bytes, int] = {}
         self._by_salt: dict[str, Namespace] = {}
 
-    # -- namespaces ------------------------------------------------------------------------------
+    # -- namespaces --------------------------------------------------------------------------------
 
     def admit_namespace(self, namespace: Namespace) -> int:
-        """Make events that carry the namespace's salt understood; idempotent. The index's number for it.
+        """Make events that carry the namespace's salt understood; idempotent. The index's number
+        for it.
 
         Raises ValueError beyond 65,536 namespaces.
         """
@@ -113,7 +118,7 @@ class Directory:
     def knows_salt(self, salt: str) -> bool:
         return salt in self._by_salt
 
-    # -- workers ---------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def join(
         self,
@@ -123,7 +128,8 @@ class Directory:
         max_predicted: int = 1 << 20,
         max_held: int = 1 << 31,
     ) -> Slot:
-        """Begin a new incarnation of a worker, knowing nothing of it. Raises ValueError beyond 65,535.
+        """Begin a new incarnation of a worker, knowing nothing of it. Raises ValueError beyond
+        65,535.
 
         `max_predicted` bounds what we expect there, blocks: its cache capacity where that is known.
         `max_held` bounds what its events may fill: further runs are `FULL`.
@@ -159,7 +165,9 @@ class Directory:
         return holder.incarnation
 
     def clear(self, worker: WorkerId) -> int:
-        """The worker's cache is empty now, digest and predictions included; how many blocks it held."""
+        """The worker's cache is empty now, digest and predictions included; how many blocks it
+        held.
+        """
         holder = self._holders[worker]
         holder.digest = None
         holder.predicted_until = 0.0
@@ -195,7 +203,7 @@ class Directory:
     def knows(self, worker: WorkerId) -> bool:
         return worker in self._holders
 
-    # -- events ----------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def stored(self, worker: WorkerId, event: BlocksStored) -> StoreOutcome:
         """Take in a run of blocks. Only `STORED` means that all of it is in."""
@@ -215,7 +223,13 @@ class Directory:
         else:
             parent = event.parent
         count = self._index.store(
-            holder.slot, event.tier, namespace_id, parent, event.hashes, event.tokens, event.block_tokens
+            holder.slot,
+            event.tier,
+            namespace_id,
+            parent,
+            event.hashes,
+            event.tokens,
+            event.block_tokens,
         )
         return StoreOutcome.STORED if count >= 0 else _CODES[count]
 
@@ -237,7 +251,7 @@ class Directory:
         if holder.block_tokens != chain.block_tokens:
             return
         namespace_id = self.admit_namespace(chain.namespace)
-        # One slot's predictions must expire in order, also when a worker's TTL has just become shorter.
+        # One slot's predictions must expire in order, also when a TTL has just become shorter.
         holder.predicted_until = max(holder.predicted_until, now + ttl_ms)
         self._index.predict(
             holder.slot, namespace_id, chain.packed, holder.predicted_until, holder.max_predicted
@@ -255,12 +269,17 @@ class Directory:
             self._index.unpredict(self._holders[worker].slot, chain.packed)
 
     def report(
-        self, worker: WorkerId, checkpoints: Collection[BlockKey], *, is_complete: bool, taken_at: Instant
+        self,
+        worker: WorkerId,
+        checkpoints: Collection[BlockKey],
+        *,
+        is_complete: bool,
+        taken_at: Instant,
     ) -> None:
         """A heartbeat's checkpoint keys (256, 1024, 4096 tokens) of what the worker holds.
 
-        `is_complete` says that none was left out, so that absence means eviction. `taken_at` is when the
-        worker made the list, at the latest. Raises ValueError beyond 4,096 keys.
+        `is_complete` says that none was left out, so that absence means eviction. `taken_at` is
+        when the worker made the list, at the latest. Raises ValueError beyond 4,096 keys.
         """
         if len(checkpoints) > MAX_CHECKPOINTS_PER_HEARTBEAT:
             raise ValueError(
@@ -325,16 +344,20 @@ class Directory:
 
 
 def _check_block_tokens(worker: WorkerId, block_tokens: object) -> None:
-    """Registrations come from outside: a size must be a whole number, and one that a namespace allows."""
+    """Registrations come from outside: a size must be a whole number, and one that a namespace
+    allows.
+    """
     if type(block_tokens) is not int or not 1 <= block_tokens <= 65_536:
-        raise ValueError(f"{worker}: block size {block_tokens!r} must be a whole number, 1 to 65536")
+        raise ValueError(
+            f"{worker}: block size {block_tokens!r} must be a whole number, 1 to 65536"
+        )
 
 
 def _digest_depth(
     digest: _Digest, checkpoints: list[tuple[int, BlockKey]], chain: KeyChain, expected: int
 ) -> int:
-    """Join what we routed there with what the worker reports: a checkpoint that a complete report lacks,
-    and that we did not route since, ends the prefix; one that it has extends it.
+    """Join what we routed there with what the worker reports: a checkpoint that a complete report
+    lacks, and that we did not route since, ends the prefix; one that it has extends it.
     """
     depth = expected
     for tokens, key in checkpoints:

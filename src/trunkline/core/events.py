@@ -16,8 +16,8 @@ from trunkline.core.records import EngineHash, Tier, WallTime
 class BlocksStored:
     """A run of consecutive full blocks became resident.
 
-    `hashes` (u64) are the engine's names, first to last; `parent` is the block before the first, None at
-    the root. `tokens` (u32) covers the whole run: `len(hashes) * block_tokens` ids.
+    `hashes` (u64) are the engine's names, first to last; `parent` is the block before the first,
+    None at the root. `tokens` (u32) covers the whole run: `len(hashes) * block_tokens` ids.
     """
 
     hashes: array[int]
@@ -59,8 +59,8 @@ CacheEvent = BlocksStored | BlocksRemoved | AllBlocksCleared | BlocksUnnamed
 class EventBatch:
     """What one message of the stream carried. `seq` counts batches from 0 at each engine start.
 
-    `fingerprint` is a 64-bit digest of the payload, its timestamp included: equal for a repeat of one batch,
-    different for a batch of another engine life with the same `seq`.
+    `fingerprint` is a 64-bit digest of the payload, its timestamp included: equal for a repeat of
+    one batch, different for a batch of another engine life with the same `seq`.
     """
 
     seq: int

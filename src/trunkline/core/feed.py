@@ -1,21 +1,21 @@
-"""Puts one worker's event stream in order: gaps, repeats, restarts, replays, and when to believe it.
+"""Puts one worker's event stream in order: gaps, repeats, restarts, replays, and when to believe
+it.
 
-Pure: batches and the time go in, the `Directory` moves, actions come out. One picture of the states:
+Pure: batches and the time go in, the `Directory` moves, actions come out. One picture of the
+states:
 
-    live ──gap, reconnect──► replaying ──repaired──► live          (live batches wait meanwhile, in order)
+    live ──gap, reconnect──► replaying ──repaired──► live          (live batches wait meanwhile, in
+    order)
       ▲                          │ lost for good: clear
       └──── pause over ──── relearning ◄── no replay, or it begins late, has a hole, takes too long
     three breaches of the protocol: blind, until the worker registers again
 
-Must never: apply a live batch while a replay is open (a replayed Stored after its Removed would come back
-to life), or touch a worker that has left since. Read `residency.py` for what a batch does, `actions.py` for
-what the shell is asked.
+Must never: apply a live batch while a replay is open (a replayed Stored after its Removed would
+come back to life), or touch a worker that has left since. Read `residency.py` for what a batch
+does, `actions.py` for what the shell is asked.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from enum import Enum
 
 from trunkline.core.actions import (
     Action,
@@ -28,6 +28,8 @@ from trunkline.core.actions import (
 from trunkline.core.directory import Directory
 from trunkline.core.events import EventBatch
 from trunkline.core.records import Instant, WorkerId
+from trunkline.core.recovery import Recovery
+from trunkline.core.repair import FeedLimits, FeedState, OpenReplay, ReplayKind
 from trunkline.core.residency import FeedStats, Residency
 from trunkline.core.sequence import Sequence
 
@@ -38,60 +40,14 @@ MAX_BUFFERED_TOKENS = 1 << 24
 """64 MiB of token ids: the buffer of live batches is bounded in memory as well as in number."""
 DRAIN_BATCHES = 256
 """Buffered batches applied in one call, so that no call holds the loop for long."""
-REPLAY_PATIENCE = 6
-"""A replay that makes progress may take this many times its time-out in all."""
-RELEARN_PAUSE_MS = 1_000.0
-MAX_RELEARN_PAUSE_MS = 60_000.0
-RESYNC_PAUSE_MS = 60_000.0
-MAX_RESYNC_PAUSE_MS = 3_600_000.0
-SALT_CHECK_MS = 1_000.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedLimits:
-    """The bounds of one feed; `DirectoryConfig` has the same names."""
-
-    max_buffered_batches: int = 65_536
-    max_parked_runs: int = 1_024
-    parked_ttl_ms: float = 5_000.0
-    replay_timeout_ms: float = 5_000.0
-
-
-class FeedState(Enum):
-    """What a feed is doing; for people, metrics and `/workers`."""
-
-    LIVE = "live"
-    REPLAYING = "replaying"
-    RELEARNING = "relearning"
-    BLIND = "blind"
-    ENDED = "ended"
-    """The worker has left, or registered anew: this feed does nothing any more."""
-
-
-class _Kind(Enum):
-    REPAIR = "repair"
-    """Fill a gap, or prove after a reconnect that there is none. Begins with a batch we know."""
-    LEARN = "learn"
-    """Nothing is known: take whatever the publisher still holds."""
-    RESYNC = "resync"
-    """Begin anew from older batches than we began with, if the publisher still holds them."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Replay:
-    replay_id: int
-    kind: _Kind
-    from_seq: int
-    deadline: Instant
-    last_deadline: Instant
-    has_begun: bool = False
 
 
 class WorkerFeed:
-    """The feed of one worker incarnation. The worker must be in the directory; make a new feed after `join`.
+    """The feed of one worker incarnation. The worker must be in the directory; make a new feed
+    after `join`.
 
-    Each input returns what the shell has to do. `has_backlog` says that another `tick` should follow soon,
-    `next_tick` when one is due at the latest.
+    Each input returns what the shell has to do. `has_backlog` says that another `tick` should
+    follow soon, `next_tick` when one is due at the latest.
     """
 
     def __init__(
@@ -118,25 +74,18 @@ class WorkerFeed:
             parked_ttl_ms=limits.parked_ttl_ms,
         )
         self._sequence = Sequence()
-        self._replay: _Replay | None = None
+        self._replay: OpenReplay | None = None
         self._replay_count = 0
         self._repair_count = 0
         self._is_rebuilding = False
         self._is_recheck_due = False
         self._is_trusted = True
         self._is_blind = False
-        self._relearn_until: Instant | None = None
-        self._relearn_pause_ms = RELEARN_PAUSE_MS
-        self._calm_at = Instant(0.0)
-        self._resync_at = Instant(0.0)
-        self._resync_pause_ms = RESYNC_PAUSE_MS
-        self._salt_check_at = Instant(0.0)
-        self._has_ring_start = False
-        self._is_resync_useless = False
+        self._recovery = Recovery(self._residency, can_replay=can_replay)
         self._undecodable_in_a_row = 0
         self._actions: list[Action] = []
 
-    # -- what the shell and the operator may ask ---------------------------------------------------------
+    # -- what the shell and the operator may ask ---------------------------------------------------
 
     @property
     def stats(self) -> FeedStats:
@@ -148,7 +97,7 @@ class WorkerFeed:
             return FeedState.ENDED
         if self._is_blind:
             return FeedState.BLIND
-        if self._relearn_until is not None:
+        if self._recovery.relearn_until is not None:
             return FeedState.RELEARNING
         return FeedState.REPLAYING if self._is_catching_up() else FeedState.LIVE
 
@@ -175,23 +124,16 @@ class WorkerFeed:
         """When time alone will change something; None while nothing is pending."""
         if not self._is_current() or self._is_blind:
             return None
-        due = [self._residency.next_expiry()]
-        if self._replay is not None:
-            due.append(self._replay.deadline)
-        elif self._relearn_until is not None:
-            due.append(self._relearn_until)
-        elif self._may_resync() and self._has_curable_orphans():
-            due.append(self._resync_at)
-        elif self._may_resync() and self._residency.has_unknown_salts:
-            due.append(max(self._resync_at, self._salt_check_at))
+        own = self._recovery.next_due() if self._replay is None else self._replay.deadline
+        due = (own, self._residency.next_expiry())
         return min((instant for instant in due if instant is not None), default=None)
 
-    # -- inputs ---------------------------------------------------------------------------------------
+    # -- inputs ------------------------------------------------------------------------------------
 
     def joined(self, now: Instant) -> list[Action]:
         """The subscription is set up: learn what the publisher's ring still holds."""
         if self._is_current() and self._can_replay:
-            self._open(_Kind.LEARN, now)
+            self._open(ReplayKind.LEARN, now)
         return self._finish(now)
 
     def live(self, batch: EventBatch, now: Instant) -> list[Action]:
@@ -238,27 +180,30 @@ class WorkerFeed:
         return self._finish(now)
 
     def reconnected(self, now: Instant) -> list[Action]:
-        """The connection was made anew: batches may be missing, and it may be another life of the engine."""
+        """The connection was made anew: batches may be missing, and it may be another life of the
+        engine.
+        """
         if self._is_current() and not self._is_blind and self._can_replay:
-            if self._is_catching_up():
-                self._is_recheck_due = True
-            else:
-                self._recheck(now)
+            self._is_recheck_due = True
         return self._finish(now)
 
     def forget(self, now: Instant) -> list[Action]:
-        """We emptied the worker's cache ourselves; an idle engine announces that with its next batch only."""
+        """We emptied the worker's cache ourselves; an idle engine announces that with its next
+        batch only.
+        """
         if self._is_current():
             self._residency.clear()
         return self._finish(now)
 
     def tick(self, now: Instant) -> list[Action]:
-        """Time has passed: expire orphans, end a replay that takes too long, work off the backlog."""
+        """Time has passed: expire orphans, end a replay that takes too long, work off the
+        backlog.
+        """
         if self._is_current() and self._replay is not None and now >= self._replay.deadline:
             self._fail_replay(f"no answer within {self._limits.replay_timeout_ms:.0f} ms", now)
         return self._finish(now)
 
-    # -- live batches -----------------------------------------------------------------------------------
+    # -- live batches ------------------------------------------------------------------------------
 
     def _on_live(self, seq: int, fingerprint: int, batch: EventBatch | None, now: Instant) -> None:
         if not self._sequence.grows(seq):
@@ -267,7 +212,7 @@ class WorkerFeed:
                 return
             self._restart(now)
             if seq > 0 and self._can_replay:
-                self._open(_Kind.LEARN, now)
+                self._open(ReplayKind.LEARN, now)
         if self._is_catching_up():
             self._hold(seq, fingerprint, batch, now)
         elif batch is not None and self._sequence.follows(seq):
@@ -279,10 +224,10 @@ class WorkerFeed:
         self.stats.gaps += 1
         missing = self._sequence.expected
         self._sequence.hold(seq, fingerprint, batch)
-        if self._relearn_until is not None or not self._can_replay:
+        if self._recovery.relearn_until is not None or not self._can_replay:
             self._relearn(f"batches from {missing} on are lost (next is {seq})", now)
         else:
-            self._open(_Kind.REPAIR, now)
+            self._open(ReplayKind.REPAIR, now)
 
     def _hold(self, seq: int, fingerprint: int, batch: EventBatch | None, now: Instant) -> None:
         self._sequence.hold(seq, fingerprint, batch)
@@ -314,7 +259,7 @@ class WorkerFeed:
                 # One that could not be decoded proves nothing: it may have been damaged on the way.
                 if batch is not None and self._sequence.contradicts(seq, fingerprint):
                     self._restart(now)
-                    self._open(_Kind.LEARN, now)
+                    self._open(ReplayKind.LEARN, now)
                     return
                 self._sequence.release(seq)
             elif batch is not None and self._sequence.follows(seq):
@@ -328,32 +273,27 @@ class WorkerFeed:
 
     def _repair_again(self, now: Instant) -> None:
         self._repair_count += 1
-        can_try = self._can_replay and self._relearn_until is None
+        can_try = self._can_replay and self._recovery.relearn_until is None
         if can_try and self._repair_count <= MAX_REPAIRS:
             self.stats.gaps += 1
-            self._open(_Kind.REPAIR, now)
+            self._open(ReplayKind.REPAIR, now)
         else:
             self._relearn(f"batches from {self._sequence.expected} on are lost", now)
 
-    # -- replays ----------------------------------------------------------------------------------------
+    # -- replays -----------------------------------------------------------------------------------
 
-    def _open(self, kind: _Kind, now: Instant) -> None:
+    def _open(self, kind: ReplayKind, now: Instant) -> None:
         witness = self._sequence.witness()
-        if kind is _Kind.REPAIR and witness is None:
-            kind = _Kind.LEARN
-        if kind is _Kind.LEARN:
+        if kind is ReplayKind.REPAIR and witness is None:
+            kind = ReplayKind.LEARN
+        if kind is ReplayKind.LEARN:
             self._sequence.begin(keep_buffer=True)
             self._is_rebuilding = True
-        from_seq = witness if kind is _Kind.REPAIR and witness is not None else 0
+        from_seq = witness if kind is ReplayKind.REPAIR and witness is not None else 0
         self._replay_count += 1
         self.stats.replays += 1
-        timeout_ms = self._limits.replay_timeout_ms
-        self._replay = _Replay(
-            replay_id=self._replay_count,
-            kind=kind,
-            from_seq=from_seq,
-            deadline=Instant(now + timeout_ms),
-            last_deadline=Instant(now + REPLAY_PATIENCE * timeout_ms),
+        self._replay = OpenReplay(
+            self._replay_count, kind, from_seq, now, self._limits.replay_timeout_ms
         )
         self._actions.append(
             RequestReplay(
@@ -364,13 +304,15 @@ class WorkerFeed:
             )
         )
 
-    def _on_replayed(self, seq: int, fingerprint: int, batch: EventBatch | None, now: Instant) -> None:
+    def _on_replayed(
+        self, seq: int, fingerprint: int, batch: EventBatch | None, now: Instant
+    ) -> None:
         replay = self._replay
         assert replay is not None
-        replay.deadline = Instant(min(now + self._limits.replay_timeout_ms, replay.last_deadline))
+        replay.note_progress(now)
         if self._sequence.contradicts(seq, fingerprint):
             self._restart(now)
-            self._open(_Kind.LEARN, now)
+            self._open(ReplayKind.LEARN, now)
             return
         if not replay.has_begun:
             replay.has_begun = True
@@ -386,42 +328,42 @@ class WorkerFeed:
         self._sequence.advance(seq, fingerprint)
         self._note_undecodable(seq)
 
-    def _begin_replay(self, replay: _Replay, seq: int, now: Instant) -> None:
+    def _begin_replay(self, replay: OpenReplay, seq: int, now: Instant) -> None:
         """The first batch of a replay shows whether it reaches back far enough."""
         match replay.kind:
-            case _Kind.REPAIR:
+            case ReplayKind.REPAIR:
                 if seq > replay.from_seq:
                     self.stats.late_replays += 1
                     self._relearn_from_replay(
                         f"the replay begins at batch {seq}, asked for was {replay.from_seq}", now
                     )
-            case _Kind.LEARN:
+            case ReplayKind.LEARN:
                 self.stats.late_replays += seq > 0
-                self._has_ring_start = True
-            case _Kind.RESYNC:
+                self._recovery.has_ring_start = True
+            case ReplayKind.RESYNC:
                 base = self._sequence.base
                 if base is not None and seq > base:
                     # We know more than the publisher still holds: go on with what we have.
-                    self._is_resync_useless = True
+                    self._recovery.is_resync_useless = True
                     return
                 self._residency.clear()
                 self._sequence.begin(keep_buffer=True)
-                self._is_rebuilding = self._has_ring_start = True
+                self._is_rebuilding = self._recovery.has_ring_start = True
 
     def _on_replay_ended(self, now: Instant) -> None:
         replay, self._replay = self._replay, None
         assert replay is not None
-        if replay.has_begun or replay.kind is _Kind.RESYNC:
+        if replay.has_begun or replay.kind is ReplayKind.RESYNC:
             return
         is_idle = self._sequence.buffered_count == 0
-        if replay.kind is _Kind.LEARN:
+        if replay.kind is ReplayKind.LEARN:
             if is_idle:
                 self._sequence.expect_first()
             return
         if is_idle:
             # Not even the batch that we know: the publisher began anew and has not come so far yet.
             self._restart(now)
-            self._open(_Kind.LEARN, now)
+            self._open(ReplayKind.LEARN, now)
         else:
             self._relearn("the replay is empty", now)
 
@@ -429,22 +371,18 @@ class WorkerFeed:
         replay, self._replay = self._replay, None
         assert replay is not None
         self.stats.replay_failures += 1
-        is_harmless = replay.kind is _Kind.RESYNC and not self._is_rebuilding
+        is_harmless = replay.kind is ReplayKind.RESYNC and not self._is_rebuilding
         if not is_harmless:
             self._relearn(f"replay from {replay.from_seq}: {reason}", now)
 
-    def _recheck(self, now: Instant) -> None:
-        self._is_recheck_due = False
-        self._open(_Kind.REPAIR, now)
-
-    # -- losing and regaining trust ------------------------------------------------------------------------
+    # -- losing and regaining trust ----------------------------------------------------------------
 
     def _relearn(self, reason: str, now: Instant) -> None:
         """Drop all that is known and follow the stream from its last unbroken stretch on."""
         self._lose_all(reason, now)
         self._replay = None
         self._is_rebuilding = False
-        self._has_ring_start = False
+        self._recovery.has_ring_start = False
         self._repair_count = 0
         self._sequence.begin_at_tail()
 
@@ -452,19 +390,13 @@ class WorkerFeed:
         """Drop all that is known and learn from the rest of the open replay instead."""
         self._lose_all(reason, now)
         self._sequence.begin(keep_buffer=True)
-        self._is_rebuilding = self._has_ring_start = True
+        self._is_rebuilding = self._recovery.has_ring_start = True
 
     def _lose_all(self, reason: str, now: Instant) -> None:
         self.reason = reason
         self.stats.relearned += 1
         self._residency.clear()
-        self._is_resync_useless = False
-        if self._relearn_until is None:
-            is_calm = now >= self._calm_at
-            longer_ms = min(2 * self._relearn_pause_ms, MAX_RELEARN_PAUSE_MS)
-            self._relearn_pause_ms = RELEARN_PAUSE_MS if is_calm else longer_ms
-            self._relearn_until = Instant(now + self._relearn_pause_ms)
-            self._calm_at = Instant(self._relearn_until + MAX_RELEARN_PAUSE_MS)
+        self._recovery.lost(now)
 
     def _restart(self, now: Instant) -> None:
         """The stream tells of another life of the engine."""
@@ -475,13 +407,9 @@ class WorkerFeed:
         self._sequence.begin()
         self._replay = None
         self._is_rebuilding = False
-        self._relearn_until = None
         self._repair_count = 0
-        self._has_ring_start = self._is_resync_useless = False
-        self._resync_at, self._resync_pause_ms = now, RESYNC_PAUSE_MS
-        self._actions.append(
-            WorkerRestarted(worker=self.worker, incarnation=self._incarnation)
-        )
+        self._recovery.restarted(now)
+        self._actions.append(WorkerRestarted(worker=self.worker, incarnation=self._incarnation))
 
     def _note_undecodable(self, seq: int) -> None:
         self._undecodable_in_a_row += 1
@@ -498,7 +426,7 @@ class WorkerFeed:
         self._is_trusted = False
         self._actions.append(FeedBlind(worker=self.worker, reason=reason))
 
-    # -- after each input -----------------------------------------------------------------------------------
+    # -- after each input --------------------------------------------------------------------------
 
     def _finish(self, now: Instant) -> list[Action]:
         if self._is_current() and not self._is_blind:
@@ -516,38 +444,18 @@ class WorkerFeed:
     def _settle(self, now: Instant) -> None:
         """Nothing is pending: what was rebuilt is whole, and there is time for a resync."""
         self._is_rebuilding = False
-        if self._relearn_until is not None and now >= self._relearn_until:
-            self._relearn_until = None
+        self._recovery.settle(now)
         if self._is_recheck_due:
-            self._recheck(now)
-        elif self._may_resync() and now >= self._resync_at and self._wants_resync(now):
-            self._residency.has_lost_orphans = False
-            self._resync_at = Instant(now + self._resync_pause_ms)
-            self._resync_pause_ms = min(2 * self._resync_pause_ms, MAX_RESYNC_PAUSE_MS)
+            self._is_recheck_due = False
+            self._open(ReplayKind.REPAIR, now)
+        elif self._recovery.take_resync(now):
             self.stats.resyncs += 1
-            self._open(_Kind.RESYNC, now)
-
-    def _may_resync(self) -> bool:
-        is_quiet = self._relearn_until is None and not self._is_blind
-        return self._can_replay and is_quiet and not self._is_resync_useless
-
-    def _wants_resync(self, now: Instant) -> bool:
-        if self._has_curable_orphans():
-            return True
-        if now < self._salt_check_at:
-            return False
-        self._salt_check_at = Instant(now + SALT_CHECK_MS)
-        return self._residency.knows_a_salt_now()
-
-    def _has_curable_orphans(self) -> bool:
-        """A run was given up whose parent the publisher may still hold.
-
-        Not where we began with the oldest batch of its ring: that ring only moves on from there.
-        """
-        return self._residency.has_lost_orphans and not self._has_ring_start
+            self._open(ReplayKind.RESYNC, now)
 
     def _show_trust(self) -> None:
-        is_believed = self._relearn_until is None and not self._is_rebuilding and not self._is_blind
+        is_believed = (
+            self._recovery.relearn_until is None and not self._is_rebuilding and not self._is_blind
+        )
         if is_believed == self._is_trusted:
             return
         self._is_trusted = is_believed

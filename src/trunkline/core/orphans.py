@@ -1,8 +1,9 @@
 """Runs of blocks that cannot be placed yet, and blocks that never will be.
 
-A run whose parent is unknown is parked until the parent arrives or its time is up; it is never attached to
-a root. Blocks that we cannot name (unknown salt, media, a run that was given up) are remembered by hash, so
-that their descendants are dropped at once instead of being parked one by one.
+A run whose parent is unknown is parked until the parent arrives or its time is up; it is never
+attached to a root. Blocks that we cannot name (unknown salt, media, a run that was given up) are
+remembered by hash, so that their descendants are dropped at once instead of being parked one by
+one.
 
 Must never: touch the directory. Everything here is bounded. Read `residency.py` next.
 """
@@ -76,7 +77,9 @@ class Orphans:
         """Unpark the runs that wait for one of these blocks, oldest first."""
         if not self._by_parent:
             return []
-        ids = [run_id for parent in hashes for run_id in self._by_parent.get(EngineHash(parent), ())]
+        ids = [
+            run_id for parent in hashes for run_id in self._by_parent.get(EngineHash(parent), ())
+        ]
         return [self._unpark(run_id).run for run_id in sorted(set(ids))]
 
     def expire(self, now: Instant) -> list[BlocksStored]:
@@ -147,7 +150,7 @@ class Orphans:
             _drop(self._by_hash, engine_hash, run_id)
         return parked
 
-    # -- unplaced blocks -----------------------------------------------------------------------------
+    # -- unplaced blocks ---------------------------------------------------------------------------
 
     def is_unplaced(self, engine_hash: int) -> bool:
         return engine_hash in self._unplaced

@@ -1,8 +1,9 @@
-"""What one worker's events do to the directory: place runs, park orphans, count copies, keep strikes.
+"""What one worker's events do to the directory: place runs, park orphans, count copies, keep
+strikes.
 
-The order of the batches is none of its business; `feed.py` hands them over in order and decides what a
-strike or a lost orphan leads to. Must never: attach an orphan to a root, or raise on what a worker says.
-Read `feed.py` next.
+The order of the batches is none of its business; `feed.py` hands them over in order and decides
+what a strike or a lost orphan leads to. Must never: attach an orphan to a root, or raise on what a
+worker says. Read `feed.py` next.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Residency:
         """Whether a salt that was unknown when its blocks came has been admitted since."""
         return any(self._directory.knows_salt(salt) for salt in self._unknown_salts)
 
-    # -- stored --------------------------------------------------------------------------------------
+    # -- stored ------------------------------------------------------------------------------------
 
     def _on_stored(self, event: BlocksStored, now: Instant) -> None:
         if not event.hashes or len(event.tokens) != len(event.hashes) * event.block_tokens:
@@ -190,9 +191,11 @@ class Residency:
             case StoreOutcome.WRONG_BLOCK_SIZE:
                 self.stats.wrong_block_size += 1
                 self._orphans.add_unplaced(run.hashes)
-                # Slower tiers may store several blocks as one; that is no breach, only of no use to us.
+                # Slower tiers may store several blocks as one: no breach, only of no use.
                 if run.tier is Tier.DEVICE:
-                    self.strike(f"blocks of {run.block_tokens} tokens, registered with another size")
+                    self.strike(
+                        f"blocks of {run.block_tokens} tokens, registered with another size"
+                    )
             case StoreOutcome.CONFLICT:
                 self.stats.conflicts += 1
                 self.strike("one engine hash names two different blocks")
@@ -213,7 +216,7 @@ class Residency:
             self.has_lost_orphans = True
             self._orphans.add_unplaced(run.hashes)
 
-    # -- removed -------------------------------------------------------------------------------------
+    # -- removed -----------------------------------------------------------------------------------
 
     def _on_removed(self, event: BlocksRemoved) -> None:
         hashes = event.hashes

@@ -3,8 +3,8 @@
     base ... applied ... expected-1 | expected ...missing... | held ... held
                           witness                              strictly growing
 
-Owns numbers and the buffer, no meaning: what a gap leads to is `feed.py`'s affair. Must never: hold batches
-out of order. The buffer's bound is kept by the feed.
+Owns numbers and the buffer, no meaning: what a gap leads to is `feed.py`'s affair. Must never: hold
+batches out of order. The buffer's bound is kept by the feed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sequence:
     def buffered_count(self) -> int:
         return len(self._held)
 
-    # -- beginning anew -------------------------------------------------------------------------------
+    # -- beginning anew ----------------------------------------------------------------------------
 
     def begin(self, *, keep_buffer: bool = False) -> None:
         """Nothing is applied any more, and any number may come next."""
@@ -64,7 +64,7 @@ class Sequence:
         assert not self._held
         self.expected = 0
 
-    # -- asking ---------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def grows(self, seq: int) -> bool:
         """Whether a live batch is newer than all that came before it."""
@@ -94,7 +94,7 @@ class Sequence:
         last = None if self.expected is None else self.expected - 1
         return last if last in self._recent else None
 
-    # -- moving ---------------------------------------------------------------------------------------
+    # -- moving ------------------------------------------------------------------------------------
 
     def advance(self, seq: int, fingerprint: int) -> None:
         """A batch was applied, or given up."""
