@@ -5,8 +5,11 @@ from __future__ import annotations
 from array import array
 
 import msgspec
+import pytest
 
 from trunkline.adapters.event_publisher import encode_batch
+from trunkline.adapters.vllm_events import decode_batch
+from trunkline.core.events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from trunkline.ports.publisher import BlockRemoved, CacheCleared, RunStored
 
 # One of each event at 1.5 s on rank 0, as recorded from the engine.
@@ -46,3 +49,24 @@ def test_wide_names_are_the_whole_digest() -> None:
 def test_the_salt_is_told_with_the_first_block_only() -> None:
     batch = msgspec.msgpack.decode(encode_batch(0, [_stored(), _stored(parent=ONE)], 0))
     assert [event["extra_keys"] for event in batch[1]] == [[["saltA"]], [None]]
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_the_gateway_reads_back_what_was_published(is_wide: bool) -> None:
+    run = RunStored(
+        hashes=(b"a" * 32, b"b" * 32),
+        parent=None,
+        tokens=array("I", range(32)),
+        block_tokens=16,
+        salt="saltA",
+    )
+    events = [run, _stored(parent=b"b" * 32), BlockRemoved(hash=b"a" * 32), CacheCleared()]
+    batch = decode_batch(5, encode_batch(1.5, events, 0, is_wide=is_wide))
+    stored, next_stored, removed, cleared = batch.events
+    assert isinstance(stored, BlocksStored)
+    assert isinstance(next_stored, BlocksStored)
+    assert isinstance(removed, BlocksRemoved)
+    assert isinstance(cleared, AllBlocksCleared)
+    assert (stored.tokens, stored.parent, stored.salt) == (run.tokens, None, "saltA")
+    assert next_stored.parent == stored.hashes[1]
+    assert removed.hashes == stored.hashes[:1]
