@@ -33,6 +33,8 @@ from trunkline.worker.requests import BadRequest, Generation, Reader
 VERSION = "0.32.0+trunkline"
 _MAX_BODY_BYTES = 64 << 20
 _EMBEDDING_WIDTH = 64
+# Said in place of a host in an announced endpoint; the socket itself is bound to the worker's host.
+_PUBLISHER_BINDS = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +234,7 @@ async def on_bad_request(request: Request, error: Exception) -> Response:
 
 def _as_bound(endpoint: str) -> str:
     """In the engine's words a concrete host means a publisher that connects; ours binds."""
-    return f"tcp://*:{endpoint.rpartition(':')[2]}"
+    return f"tcp://{_PUBLISHER_BINDS}:{endpoint.rpartition(':')[2]}"
 
 
 async def _json_body(request: Request) -> dict[str, Any]:
