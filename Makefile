@@ -19,7 +19,9 @@ help: ## List the verbs
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 setup: $(STAMP) ## Make .venv and install trunkline in it, editable; builds the native core if it can
-	@$(BIN)/python -c 'import trunkline.native as n; print("trunkline is ready in .venv; native core:", n.IMPLEMENTATION)'
+	@$(BIN)/python -c 'import trunkline.native as n; \
+	  print("trunkline is ready in $(VENV); native core:", n.IMPLEMENTATION); \
+	  n.IMPLEMENTATION == "pure" and print("(no C++20 compiler was found: Python does the work, slower)")'
 
 $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
 	@python=''; \
@@ -36,12 +38,13 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,report]'
 	@touch $@
 
-check: $(STAMP) ## Format, lint, types, and the shape of the tree
+check: $(STAMP) ## Format, lint, types, the shape of the tree, and generated pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/unit/test_tree.py
+	$(BIN)/trunkline docs --check
 
 format: $(STAMP) ## Rewrite the sources in the project's format
 	$(BIN)/ruff format .

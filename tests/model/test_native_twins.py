@@ -32,7 +32,7 @@ TWINS: list[Any] = [_fallback] if compiled is None else [_fallback, compiled]
 BLOCK_TOKENS = 2
 MAX_BLOCKS = 24
 PATHS = st.lists(st.integers(0, 2), min_size=0, max_size=6).map(tuple)
-SLOTS = st.sampled_from([0, 1, 2, 3, 4, 63, 64, 69])
+SLOTS = st.sampled_from([0, 1, 2, 3, 4, 63, 64, 127, 128])
 TIERS = st.integers(0, 3)
 SECRETS = [(bytes([n]) * 32, bytes([n + 100]) * 32) for n in range(2)]
 
@@ -93,7 +93,7 @@ class TwinIndexes(RuleBasedStateMachine):
         assert all(answer == answers[0] for answer in answers), (method, arguments, answers)
         return answers[0]
 
-    @initialize(slot_count=st.sampled_from([5, 70]))
+    @initialize(slot_count=st.sampled_from([5, 65, 129]))
     def begin(self, slot_count: int) -> None:
         for key, root in SECRETS:
             self.both("add_namespace", key, root)
