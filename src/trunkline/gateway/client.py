@@ -212,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
             raise ClientError(NOT_FOUND)
         is_local = isinstance(route, Local)
         if head.method not in allowed_methods(route):
-            text = f"allowed here: {allowed_methods(route)}"
+            text = f"allowed here: {', '.join(allowed_methods(route))}"
             raise ClientError(Refusal(status=405, code="method_not_allowed", message=text))
         if (not is_local or route is Local.MODELS) and not self._front.authenticates(head.headers):
             text = "no valid API key"
@@ -349,7 +349,7 @@ class ClientConnection(asyncio.Protocol):
             self._request_id = self._front.new_request_id()
         answer = refused(refusal, self._request_id)
         if refusal.status == 405 and self._route is not None:
-            allow = (("allow", allowed_methods(self._route)),)
+            allow = (("allow", ", ".join(allowed_methods(self._route))),)
             answer = Answer(status=405, body=answer.body, headers=allow, code=answer.code)
         self._front.counters.count_refusal(refusal.code)
         has_body = self._head is None or self._head.method != "HEAD"

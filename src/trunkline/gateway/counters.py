@@ -83,7 +83,7 @@ class Counters:
         self.dropped_fields[name] = self.dropped_fields.get(name, 0) + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AccessRecord:
     """One finished request, for the access log. No header, no query, no body."""
 

@@ -46,11 +46,11 @@ _RETRYABLE = frozenset({502, 503, 504})
 
 # What of a client's head may reach a worker. Everything else stays here: credentials, identities,
 # routing wishes and whatever is invented next.
-_FORWARDED = (
-    b"accept", b"accept-encoding", b"accept-language", b"user-agent", b"traceparent", b"tracestate",
-    b"x-correlation-id", b"x-trace-id", b"x-session-id", b"anthropic-version", b"anthropic-beta",
-    b"openai-beta",
-)  # fmt: skip
+_FORWARDED = frozenset({
+    b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent",
+    b"traceparent", b"tracestate", b"x-correlation-id", b"x-trace-id", b"x-session-id",
+    b"anthropic-version", b"anthropic-beta", b"openai-beta",
+})  # fmt: skip
 
 
 class Phase(Enum):
@@ -96,7 +96,7 @@ class Ending(Enum):
     """The client could take a plain close for a good end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Result:
     """How an exchange went, for the access log."""
 
@@ -268,22 +268,22 @@ class Exchange:
         request = self._request
         endpoint = pick.endpoint
         headers = self._headers
-        lines = [
+        lines = (
             f"{request.method} {endpoint.base_path}{request.path} HTTP/1.1\r\n"
-            f"host: {endpoint.host_header}\r\nx-request-id: {request.request_id}"
-        ]
-        if pick.body or request.method != "GET":
-            kind = headers.get(b"content-type", b"application/json").decode("latin-1")
-            lines.append(f"content-type: {kind}\r\ncontent-length: {len(pick.body)}")
-        for name in _FORWARDED:
-            value = headers.get(name)
-            if value is not None:
-                lines.append(f"{name.decode()}: {value.decode('latin-1')}")
+            f"host: {endpoint.host_header}\r\nx-request-id: {request.request_id}\r\n"
+        )
         if endpoint.api_key:
-            lines.append(f"authorization: Bearer {endpoint.api_key}")
-        lines += [f"{name}: {value}" for name, value in pick.headers]
-        lines.append("\r\n")
-        return "\r\n".join(lines).encode("latin-1")
+            lines += f"authorization: Bearer {endpoint.api_key}\r\n"
+        for name, value in pick.headers:
+            lines += f"{name}: {value}\r\n"
+        if pick.body or request.method != "GET":
+            lines += f"content-length: {len(pick.body)}\r\n"
+            if b"content-type" not in headers:
+                lines += "content-type: application/json\r\n"
+        theirs = [
+            b"%b: %b\r\n" % field for field in headers.items() if field[0] in _FORWARDED
+        ]
+        return b"".join((lines.encode("latin-1"), *theirs, b"\r\n"))
 
     # -- the worker's side -----------------------------------------------------------------------
 
@@ -371,14 +371,15 @@ class Exchange:
         self._status = head.status
         self._is_link_reusable = head.keeps_alive
         relay = self._relay = Relay(client.transport, head, takes_chunks=client.takes_chunks)
-        own = [("x-request-id", self._request.request_id)]
+        own = f"x-request-id: {self._request.request_id}\r\n"
         pick = self._pick
         if pick is not None and pick.decision_header:
-            own.append(("x-trunkline-decision", pick.decision_header))
+            own += f"x-trunkline-decision: {pick.decision_header}\r\n"
         if not relay.is_events or b"data:" in body:
             self._first_token()
         try:
-            is_over = relay.begin(rewrite(head, relay, own, closes=client.closes), body)
+            out = rewrite(head, relay, own.encode("latin-1"), closes=client.closes)
+            is_over = relay.begin(out, body)
         except (BrokenAnswer, BrokenFraming) as error:
             self._relay = None  # nothing was written yet
             self._attempt_failed(WorkerLost(str(error)))

@@ -41,6 +41,11 @@ class ChunkReader:
         """Size lines read, the last one not counted."""
         self.pieces: list[bytes] | None = [] if collects else None
 
+    @property
+    def whole_chunks(self) -> int:
+        """Chunks of which nothing is missing."""
+        return self.chunks - 1 if self._skip else self.chunks
+
     def feed(self, data: bytes) -> int:
         """Take one buffer. Returns the offset behind the end of the message, or -1 while it goes
         on.

@@ -88,6 +88,8 @@ class Front:
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
         self.is_draining = False
+        self.port = 0
+        """Where it listens, as the kernel chose; 0 before that."""
         self.counters = Counters()
         self.limits = parts.limits
         self.now_s = loop.time
@@ -114,15 +116,11 @@ class Front:
             call_later=loop.call_later,
         )
 
-    @property
-    def port(self) -> int:
-        assert self._server is not None, "asked for its port before it listened"
-        return self._server.sockets[0].getsockname()[1]
-
     async def listen(self, listen: ListenConfig) -> None:
         self._server = await self._loop.create_server(
             lambda: ClientConnection(self), listen.host, listen.port, backlog=_BACKLOG
         )
+        self.port = self._server.sockets[0].getsockname()[1]
         self._sweep()
 
     async def drain(self, grace_ms: float) -> None:

@@ -57,6 +57,8 @@ class AnswerHead:
     """None where the head gives no length that counts."""
     is_chunked: bool
     keeps_alive: bool
+    connection_options: frozenset[bytes]
+    """Further fields that the worker declares to be of its connection only."""
 
 
 class BrokenAnswer(Exception):
@@ -125,6 +127,7 @@ def parse_answer(raw: bytes) -> AnswerHead:
     length: int | None = None
     is_chunked = False
     keeps_alive = minor == b"1"
+    options: frozenset[bytes] = frozenset()
     for name, value in _FIELD.findall(block):
         name = name.lower()
         value = value.rstrip(b"\t ")
@@ -139,6 +142,7 @@ def parse_answer(raw: bytes) -> AnswerHead:
         elif name == b"connection":
             wishes = value.lower()
             keeps_alive = b"close" not in wishes and (keeps_alive or b"keep-alive" in wishes)
+            options = options.union(option.strip() for option in wishes.split(b","))
         fields.append((name, value))
     if is_chunked:
         length = None
@@ -147,6 +151,7 @@ def parse_answer(raw: bytes) -> AnswerHead:
     return AnswerHead(
         minor=int(minor), status=status, reason=reason or b"", fields=fields,
         content_length=length, is_chunked=is_chunked, keeps_alive=keeps_alive,
+        connection_options=options,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ _SESSION_HEADERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Message:
     """One whole client message whose head was accepted."""
 
@@ -140,8 +140,9 @@ class Intake:
             raise _bad(name, "is not taken from clients", "forbidden_field")
         others = [name for name in unknown if name not in forbidden and name not in HINTS]
         if others and self._strict_fields:
-            text = f"the field {quoted(others[0])} is not known"
-            raise ClientError(Refusal(code="unknown_field", message=text, param=others[0][:64]))
+            shown = quoted(others[0])
+            text = f"the field {shown} is not known"
+            raise ClientError(Refusal(code="unknown_field", message=text, param=shown[1:-1]))
         for name in forbidden:
             self._counters.count_dropped(name)
         for _ in others:

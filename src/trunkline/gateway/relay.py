@@ -88,8 +88,8 @@ class Relay:
 
     @property
     def events_delivered(self) -> int:
-        """Whole chunks passed on: in a stream of an engine, one event each."""
-        return self._reader.chunks - bool(self._held) if self._reader is not None else 0
+        """Whole chunks so far: in a stream of an engine one event, and so one token, each."""
+        return self._reader.whole_chunks if self._reader is not None else 0
 
     def begin(self, head: bytes, body: bytes) -> bool:
         """Write the head, with whatever of the body came along. True where the answer is whole."""
@@ -237,35 +237,27 @@ class Relay:
         return tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
 
-def rewrite(head: AnswerHead, relay: Relay, own: list[tuple[str, str]], *, closes: bool) -> bytes:
-    """The head for the client: the worker's fields less those of its connection, then ours."""
-    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
+def rewrite(head: AnswerHead, relay: Relay, own: bytes, *, closes: bool) -> bytes:
+    """The head for the client: the worker's fields less those of its connection, then `own` lines."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
+    named = head.connection_options
     seen: set[bytes] = set()
-    named = _connection_options(head)
-    for name, value in head.fields:
-        if name in _DROPPED or name in named or name.startswith(b"x-trunkline-"):
+    for field in head.fields:
+        name = field[0]
+        if name in _DROPPED or name in named or name[:12] == b"x-trunkline-":
             continue
         if name in _KEPT_ONCE:
             if name in seen:
                 continue
             seen.add(name)
-        lines.append(b"%b: %b" % (name, value))
+        lines.append(b"%b: %b\r\n" % field)
     if relay.is_chunked_out:
-        lines.append(b"transfer-encoding: chunked")
+        lines.append(b"transfer-encoding: chunked\r\n")
     elif relay.framing is Framing.COUNTED:
-        lines.append(b"content-length: %d" % (head.content_length or 0))
-    lines += [f"{name}: {value}".encode("latin-1") for name, value in own]
-    if closes or relay.ends_by_closing:
-        lines.append(b"connection: close")
-    return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-def _connection_options(head: AnswerHead) -> frozenset[bytes]:
-    """Further fields that the worker declares to be of its connection only."""
-    for name, value in head.fields:
-        if name == b"connection" and value.lower() not in {b"close", b"keep-alive"}:
-            return frozenset(option.strip().lower() for option in value.split(b","))
-    return frozenset()
+        lines.append(b"content-length: %d\r\n" % (head.content_length or 0))
+    lines.append(own)
+    lines.append(b"connection: close\r\n\r\n" if closes or relay.ends_by_closing else b"\r\n")
+    return b"".join(lines)
 
 
 def _framing(head: AnswerHead, *, takes_chunks: bool) -> Framing:

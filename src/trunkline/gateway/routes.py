@@ -48,7 +48,9 @@ _PATH = re.compile(
 )
 _QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,=:@/?-]|%(?!00|0[aAdD])[0-9A-Fa-f]{2})*+")
 
-ANY = "GET, POST"
+_POST = ("POST",)
+_ANY = ("GET", "POST")
+_READ = ("GET", "HEAD")
 
 
 def route_of(target: bytes) -> Route | Local | None:
@@ -68,12 +70,12 @@ def route_of(target: bytes) -> Route | Local | None:
     return None
 
 
-def allowed_methods(route: Route | Local) -> str:
-    """For the Allow header."""
+def allowed_methods(route: Route | Local) -> tuple[str, ...]:
+    """Checked against, and told in the Allow header."""
     match route:
         case Route.CHAT | Route.COMPLETION:
-            return "POST"
+            return _POST
         case Route.OTHER:
-            return ANY
+            return _ANY
         case _:
-            return "GET, HEAD"
+            return _READ

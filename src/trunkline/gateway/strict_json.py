@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 
@@ -55,31 +56,38 @@ class Survey:
                 raise ClientError(Refusal(code="too_deep", message=text))
             below: list[Any] = []
             for node in level:
-                self._values(self._entries(node, depth) if type(node) is dict else node, below)
+                if type(node) is dict:
+                    self._keys(cast("dict[str, Any]", node), depth)  # the decoder's own kind
+                    self._values(node.values(), below)
+                elif not _are_integers(node):  # token ids come by the hundred thousand
+                    self._values(node, below)
             level = below
 
-    def _entries(self, node: dict[str, Any], depth: int) -> Any:  # the values of any JSON object
-        names = "".join(node)
+    def _keys(self, node: dict[str, Any], depth: int) -> None:
         self.keys += len(node)
-        self.quotes += names.count('"')
+        names = "".join(node)
+        if '"' in names:
+            self.quotes += names.count('"')
         if "\0" in names:
             raise _nul()
         if depth > 1 and not self._forbidden.isdisjoint(node):
             self.found = min(self._forbidden.intersection(node))
-        return node.values()
 
-    def _values(self, values: Any, below: list[Any]) -> None:  # any values, as they were decoded
-        if type(values) is list and _are_integers(values):
-            return  # token ids, by the hundred thousand
+    def _values(self, values: Iterable[Any], below: list[Any]) -> None:
         for value in values:
             kind = type(value)
             if kind is str:
                 self.strings += 1
-                self.quotes += value.count('"')
+                if '"' in value:  # finding none is ten times faster than counting none
+                    self.quotes += value.count('"')
                 if "\0" in value:
                     raise _nul()
             elif kind is dict or kind is list:
                 below.append(value)
+
+
+def _are_integers(values: list[Any]) -> bool:
+    return bool(values) and type(values[0]) is int and set(map(type, values)) == {int}
 
 
 def decode_object(
@@ -96,15 +104,11 @@ def decode_object(
     survey = Survey(max_depth, forbidden)
     survey.walk(root)
     expected = 2 * (survey.keys + survey.strings) + survey.quotes
-    if body.count(b'"') != expected or b"u0022" in body:
+    if body.count(b'"') != expected or (survey.quotes and b"u0022" in body):
         _refuse_duplicates(body)
     if len(root) > 1 and len({name.casefold() for name in root}) != len(root):
         raise ClientError(Refusal(code="duplicate_key", message="two keys differ in case alone"))
     return root, survey.found
-
-
-def _are_integers(values: list[Any]) -> bool:
-    return bool(values) and type(values[0]) is int and set(map(type, values)) == {int}
 
 
 def has_negative_zero(body: bytes) -> bool:
