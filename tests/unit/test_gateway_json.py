@@ -108,7 +108,10 @@ JSON_VALUES = st.recursive(
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.text(alphabet='xyz"\\', max_size=3), JSON_VALUES, max_size=5), st.booleans())
+KEYS = st.text(alphabet='xyz"\\', max_size=3)
+
+
+@given(st.dictionaries(KEYS, JSON_VALUES, max_size=5), st.booleans())
 def test_any_object_without_twins_passes_and_is_read_right(
     value: dict[str, Any], is_ascii: bool
 ) -> None:
@@ -129,18 +132,16 @@ def test_twins_are_found_however_they_are_spelled(pairs: list[tuple[str, str]]) 
     body = "{" + ",".join(f"{key}:{value}" for key, value in pairs) + "}"
     has_twins = len({json.loads(key) for key, _ in pairs}) != len(pairs)
 
-    try:
-        decode_object(body.encode(), 64, FORBIDDEN)
-    except ClientError as error:
-        assert has_twins
-        assert error.refusal.code == "duplicate_key"
+    if has_twins:
+        with pytest.raises(ClientError, match="more than once"):
+            decode_object(body.encode(), 64, FORBIDDEN)
     else:
-        assert not has_twins
+        decode_object(body.encode(), 64, FORBIDDEN)
 
 
 @pytest.mark.parametrize("name", sorted(FORBIDDEN))
 def test_a_forbidden_key_is_found_at_any_nesting(name: str) -> None:
-    spelled = "\\u%04x%s" % (ord(name[0]), name[1:])
+    spelled = f"\\u{ord(name[0]):04x}{name[1:]}"
     body = f'{{"messages":[{{"content":[{{"{spelled}":1}}]}}]}}'.encode()
 
     assert decode_object(body, 64, FORBIDDEN)[1] == name

@@ -43,6 +43,12 @@ def wire(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     return run
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what can only be looked at. The deadline is the test's."""
+    while not condition():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.005)
+
+
 # -- workers -------------------------------------------------------------------------------------
 
 
@@ -248,8 +254,7 @@ class Running:
 
     async def settled(self) -> None:
         """Until no request is open."""
-        while self.front.counters.active_requests:
-            await asyncio.sleep(0.005)
+        await until(lambda: self.front.counters.active_requests == 0)
 
 
 @contextlib.asynccontextmanager

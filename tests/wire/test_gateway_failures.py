@@ -1,10 +1,11 @@
-"""Retries, time-outs, leaving clients, stale connections, drain: the books hold through all of it."""
+"""Retries, time-outs, leaving clients, stale connections, drain: the books hold throughout."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+import socket
 
 import pytest
 from scripted import (
@@ -22,6 +23,7 @@ from scripted import (
     json_answer,
     post,
     running,
+    until,
     wire,
     worker,
 )
@@ -215,7 +217,6 @@ async def test_a_worker_that_accepts_and_never_answers_stalls_only_its_own() -> 
 async def test_a_connection_that_does_not_come_up_in_time_is_given_up() -> None:
     upstream = UpstreamConfig(connect_timeout_ms=100)
     # A listener with a full backlog accepts nobody.
-    import socket
 
     full = socket.socket()
     full.bind(("127.0.0.1", 0))
@@ -260,7 +261,7 @@ def test_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset: boo
                 await client.head()
             else:
                 await gateway.picker.begun.wait()
-                await _until(lambda: w.connection_count == 1)
+                await until(lambda: w.connection_count == 1)
             client.reset() if is_reset else client.close()
             await asyncio.wait_for(gone.wait(), 1)
             await gateway.settled()
@@ -270,12 +271,6 @@ def test_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset: boo
             assert gateway.front.counters.worker_failures == 0
 
     scenario()
-
-
-async def _until(condition: object) -> None:
-    assert callable(condition)
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 @wire
@@ -339,7 +334,7 @@ async def test_idle_connections_to_workers_are_let_go_below_the_workers_own_limi
         await gateway.ask(post())
         await gateway.settled()
         assert gateway.front.pool.idle_count() == 1
-        await _until(lambda: gateway.front.counters.open_upstreams == 0)
+        await until(lambda: gateway.front.counters.open_upstreams == 0)
         assert gateway.front.pool.idle_count() == 0
 
 
@@ -430,7 +425,7 @@ async def test_a_choice_that_takes_long_holds_up_nobody_else() -> None:
     """C105."""
     async with worker(answering(json_answer())) as w, running(LatePicker(w)) as gateway:
         stuck = [asyncio.create_task(gateway.ask(post())) for _ in range(8)]
-        await _until(lambda: gateway.picker.waiting == 8)
+        await until(lambda: gateway.picker.waiting == 8)
         loop = asyncio.get_running_loop()
         for _ in range(20):
             began_s = loop.time()
@@ -445,11 +440,11 @@ async def test_a_choice_that_comes_after_the_client_left_is_given_back() -> None
     async with worker(answering(json_answer())) as w, running(LatePicker(w)) as gateway:
         client = await gateway.client()
         await client.send(post())
-        await _until(lambda: gateway.picker.waiting == 1)
+        await until(lambda: gateway.picker.waiting == 1)
         client.reset()
         await gateway.settled()
         gateway.picker.go_on.set()
-        await _until(lambda: len(gateway.picker.ends) == 1)
+        await until(lambda: len(gateway.picker.ends) == 1)
         assert gateway.picker.ends == [(w.name, GONE, None)]
         assert w.connection_count == 0
 
@@ -533,7 +528,7 @@ async def test_the_books_are_right_whatever_order_things_fail_in() -> None:
         assert len(gateway.log) == sum(counters.requests.values())
         kinds = {end for _, end, _ in gateway.picker.ends}
         assert kinds == {FAILED, COMPLETE, GONE}
-        await _until(lambda: counters.open_upstreams == gateway.front.pool.idle_count())
+        await until(lambda: counters.open_upstreams == gateway.front.pool.idle_count())
         assert counters.attempts - counters.retries <= len(gateway.log)
 
 
@@ -554,7 +549,7 @@ async def test_every_path_counts_its_work_in_flight() -> None:
         for count, path in enumerate(paths, start=1):
             body = {**CHAT, "prompt": "x"} if "chat" not in path else CHAT
             tasks.append(asyncio.create_task(gateway.ask(post(body, path=path))))
-            await _until(lambda count=count: gateway.picker.in_flight[w.name] == count)
+            await until(lambda count=count: gateway.picker.in_flight[w.name] == count)
         go_on.set()
         await asyncio.gather(*tasks)
         await gateway.settled()
@@ -603,7 +598,7 @@ async def test_the_end_of_the_grace_ends_streams_with_an_error_event() -> None:
         await client.send(post(STREAM))
         await client.head()
         await waiting.send(post())
-        await _until(lambda: w.connection_count == 2)
+        await until(lambda: w.connection_count == 2)
         await gateway.front.drain(grace_ms=50)
         rest = await client.reader.read()
         assert b'"error"' in rest

@@ -17,10 +17,11 @@ from trunkline.errors import Busy, GatewayError
 from trunkline.gateway.answers import NOT_FOUND, Answer, encode, failed, refused
 from trunkline.gateway.contracts import ClientError, Refusal, Route
 from trunkline.gateway.counters import AccessRecord
-from trunkline.gateway.exchange import Ending, Exchange, Result
+from trunkline.gateway.exchange import Exchange
 from trunkline.gateway.framing import BrokenFraming, ChunkReader
 from trunkline.gateway.head import RequestHead, parse_request
 from trunkline.gateway.intake import Message
+from trunkline.gateway.line import Ending, Result
 from trunkline.gateway.routes import Local, allowed_methods, route_of
 
 if TYPE_CHECKING:

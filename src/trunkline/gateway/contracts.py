@@ -98,7 +98,7 @@ class Pick:
 
 
 class Picker(Protocol):
-    """Chooses a worker for each attempt, and keeps the books. Directory and routing are behind it."""
+    """Chooses a worker for each attempt and keeps the books. Directory and routing lie behind."""
 
     def pick(
         self, request: InferenceRequest, tried: frozenset[WorkerId]
@@ -106,7 +106,8 @@ class Picker(Protocol):
         """Choose a worker that was not tried yet. Awaitable while a long prompt is tokenised.
 
         Raises NoWorker (503) when none is usable, Busy (429) when all are full, and ClientError or
-        ValueError for a prompt that cannot be served. On success the attempt counts as in flight until `ended`.
+        ValueError for a prompt that cannot be served. On success the attempt counts as in flight
+        until `ended`.
         """
         ...
 
@@ -115,5 +116,5 @@ class Picker(Protocol):
         ...
 
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
-        """Exactly once for each pick. `cached_tokens` is what the worker's usage said, if it did."""
+        """Exactly once for each pick. `cached_tokens` is what the worker's usage said, if any."""
         ...

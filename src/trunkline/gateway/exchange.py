@@ -13,14 +13,10 @@ A further attempt is made only while the client has seen nothing. Must never tou
 from __future__ import annotations
 
 import asyncio
-import random
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from enum import Enum
-from typing import Any, Protocol
 
-from trunkline.config import RetryConfig, UpstreamConfig
 from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
 from trunkline.gateway.answers import error_event
@@ -29,29 +25,19 @@ from trunkline.gateway.contracts import (
     ClientError,
     InferenceRequest,
     Pick,
-    Picker,
     Refusal,
     Route,
 )
-from trunkline.gateway.counters import Counters
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer, parse_answer
+from trunkline.gateway.line import ClientSide, Ending, Line, Result
 from trunkline.gateway.relay import Framing, Relay, rewrite
-from trunkline.gateway.retry import RetryBudget, backoff_ms
-from trunkline.gateway.upstream import WorkerConnection, WorkerPool, timed_out
+from trunkline.gateway.retry import backoff_ms
+from trunkline.gateway.upstream import WorkerConnection, request_head, timed_out
 
 _MAX_ANSWER_HEAD_BYTES = 64 << 10
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})')
 _RETRYABLE = frozenset({502, 503, 504})
-
-# What of a client's head may reach a worker. Everything else stays here: credentials, identities,
-# routing wishes and whatever is invented next.
-_FORWARDED = frozenset({
-    b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent",
-    b"traceparent", b"tracestate", b"x-correlation-id", b"x-trace-id", b"x-session-id",
-    b"anthropic-version", b"anthropic-beta", b"openai-beta",
-})  # fmt: skip
-
 
 class Phase(Enum):
     PICKING = "picking"
@@ -62,72 +48,6 @@ class Phase(Enum):
     DONE = "done"
 
 
-class ClientSide(Protocol):
-    """What an exchange needs of the client's connection."""
-
-    @property
-    def transport(self) -> asyncio.Transport: ...
-    @property
-    def takes_chunks(self) -> bool: ...
-    @property
-    def closes(self) -> bool:
-        """Whether the connection is to be closed behind this answer."""
-        ...
-
-    def refuse(self, error: GatewayError) -> int:
-        """Answer with an error of ours; returns its status."""
-        ...
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the client has too much unread to be sent more."""
-        ...
-
-    def exchange_over(self, result: Result) -> None: ...
-
-
-class Ending(Enum):
-    """What becomes of the client's connection after an exchange."""
-
-    KEEP = "keep"
-    CLOSE = "close"
-    """Flush, then close: the client can tell whether the answer was whole."""
-    RESET = "reset"
-    """The client could take a plain close for a good end."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Result:
-    """How an exchange went, for the access log."""
-
-    status: int
-    code: str
-    worker: str
-    attempts: int
-    answer_bytes: int
-    ttft_ms: float | None
-    ending: Ending
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """What all exchanges of one front share."""
-
-    picker: Picker
-    pool: WorkerPool
-    budget: RetryBudget
-    upstream: UpstreamConfig
-    retry: RetryConfig
-    counters: Counters
-    dice: random.Random
-    now_s: Callable[[], float]
-    """The loop's time, for deadlines."""
-    now_ms: Callable[[], float]
-    """The clock's time, for what is reported."""
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-    call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle]
-
-
 class Exchange:
     """See the module. The client's connection owns it; worker connections call `received` and
     `lost`.
@@ -136,8 +56,8 @@ class Exchange:
     __slots__ = (
         "_attempts", "_buffer", "_client", "_first_error", "_has_answer_bytes", "_has_first_token",
         "_has_moved", "_headers", "_held", "_is_link_reusable", "_is_second_send", "_line", "_link",
-        "_pause", "_phase", "_pick", "_relay", "_request", "_started_ms", "_status", "_timed_from_s",
-        "_tried", "_ttft_ms", "_worker",
+        "_pause", "_phase", "_pick", "_relay", "_request", "_started_ms", "_status",
+        "_timed_from_s", "_tried", "_ttft_ms", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -260,30 +180,9 @@ class Exchange:
         self._has_answer_bytes = False
         self._link = link
         link.attach(self)
-        link.send(self._upstream_head(pick), pick.body)
+        link.send(request_head(self._request, self._headers, pick), pick.body)
         if self._client.is_paused:
             link.pause()
-
-    def _upstream_head(self, pick: Pick) -> bytes:
-        request = self._request
-        endpoint = pick.endpoint
-        headers = self._headers
-        lines = (
-            f"{request.method} {endpoint.base_path}{request.path} HTTP/1.1\r\n"
-            f"host: {endpoint.host_header}\r\nx-request-id: {request.request_id}\r\n"
-        )
-        if endpoint.api_key:
-            lines += f"authorization: Bearer {endpoint.api_key}\r\n"
-        for name, value in pick.headers:
-            lines += f"{name}: {value}\r\n"
-        if pick.body or request.method != "GET":
-            lines += f"content-length: {len(pick.body)}\r\n"
-            if b"content-type" not in headers:
-                lines += "content-type: application/json\r\n"
-        theirs = [
-            b"%b: %b\r\n" % field for field in headers.items() if field[0] in _FORWARDED
-        ]
-        return b"".join((lines.encode("latin-1"), *theirs, b"\r\n"))
 
     # -- the worker's side -----------------------------------------------------------------------
 

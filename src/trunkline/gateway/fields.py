@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trunkline.gateway.contracts import ClientError, Refusal
+from trunkline.gateway.strict_json import is_list, is_object
 
 FORBIDDEN = frozenset({
     "cache_salt", "extra_key", "kv_transfer_params", "mm_hashes", "prompt_embeds", "api_base",
@@ -30,8 +31,7 @@ Check = Callable[[Any], str | None]  # any decoded JSON value; the answer says w
 
 
 def _is_number(value: Any) -> bool:  # any decoded JSON value
-    kind = type(value)
-    return kind is int or (kind is float and math.isfinite(value))
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def _number(low: float, high: float, *, opens_low: bool = False) -> Check:
@@ -70,7 +70,7 @@ def _text(max_bytes: int) -> Check:
 
 def _list_of(kind: type, name: str, max_items: int) -> Check:
     def check(value: Any) -> str | None:
-        if type(value) is not list:
+        if not is_list(value):
             return f"must be a list of {name}"
         if len(value) > max_items:
             return f"must have at most {max_items} items, not {len(value)}"
@@ -81,8 +81,8 @@ def _list_of(kind: type, name: str, max_items: int) -> Check:
 
 
 def _stop(value: Any) -> str | None:
-    stops: list[Any] = [value] if type(value) is str else value
-    if type(stops) is not list:
+    stops: Any = [value] if type(value) is str else value
+    if not is_list(stops):
         return "must be a string or a list of strings"
     if len(stops) > 16:
         return f"must have at most 16 strings, not {len(stops)}"
@@ -95,7 +95,7 @@ def _stop(value: Any) -> str | None:
 
 
 def _logit_bias(value: Any) -> str | None:
-    if type(value) is not dict:
+    if not is_object(value):
         return "must be an object"
     if len(value) > 1_024:
         return f"must have at most 1024 entries, not {len(value)}"
@@ -108,7 +108,7 @@ def _logit_bias(value: Any) -> str | None:
 
 
 def _stream_options(value: Any) -> str | None:
-    if type(value) is not dict:
+    if not is_object(value):
         return "must be an object"
     known = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
     for name, flag in value.items():

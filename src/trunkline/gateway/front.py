@@ -22,8 +22,8 @@ from trunkline.gateway.answers import Answer
 from trunkline.gateway.client import ClientConnection
 from trunkline.gateway.contracts import Picker
 from trunkline.gateway.counters import AccessRecord, Counters
-from trunkline.gateway.exchange import Line
 from trunkline.gateway.intake import Intake
+from trunkline.gateway.line import Line
 from trunkline.gateway.retry import RetryBudget
 from trunkline.gateway.routes import Local
 from trunkline.gateway.upstream import WorkerPool
@@ -132,7 +132,7 @@ class Front:
             client.close_if_idle()
         try:
             async with asyncio.timeout(grace_ms / 1_000.0):
-                while self.counters.active_requests:
+                while self._clients:  # a client goes when its last byte went
                     self._quiet.clear()
                     await self._quiet.wait()
         except TimeoutError:
@@ -167,6 +167,8 @@ class Front:
     def forget(self, client: ClientConnection) -> None:
         self.counters.open_clients -= 1
         del self._clients[client]
+        if not self._clients:
+            self._quiet.set()
 
     def is_full(self) -> bool:
         return self.counters.active_requests >= self.limits.max_concurrent_requests
@@ -180,8 +182,6 @@ class Front:
 
     def finished(self, route: str, record: AccessRecord) -> None:
         self.counters.count_request(route, record.status)
-        if self.counters.active_requests == 0:
-            self._quiet.set()
         if self._parts.on_finished is not None:
             self._parts.on_finished(record)
 

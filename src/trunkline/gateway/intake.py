@@ -30,7 +30,13 @@ from trunkline.gateway.fields import (
     REFUSED,
     check_fields,
 )
-from trunkline.gateway.strict_json import decode_object, has_negative_zero, without
+from trunkline.gateway.strict_json import (
+    decode_object,
+    has_negative_zero,
+    is_list,
+    is_object,
+    without,
+)
 
 MAX_MESSAGES = 10_000
 MAX_BATCH = 256
@@ -158,23 +164,24 @@ class Intake:
             if not value:
                 raise _bad("prompt", "is empty")
             return value
-        if type(value) is not list:
+        if not is_list(value):
             raise _bad("prompt", "must be a string, token ids, or a list of either")
-        items: list[Any] = value
+        items = value
         if not items:
             raise _bad("prompt", "is empty")
-        kind = type(items[0])
-        if kind is not str and kind is not list:
+        first = items[0]
+        is_text = type(first) is str
+        if not is_text and not is_list(first):
             return self._token_ids(items, "prompt")
         if len(items) > MAX_BATCH:
             raise _bad("prompt", f"has {len(items)} prompts; the limit is {MAX_BATCH}")
         for index, item in enumerate(items):
-            if type(item) is not kind:
+            if not (type(item) is str if is_text else is_list(item)):
                 raise _bad("prompt", f"mixes kinds: item {index} differs from the first")
             if not item:
                 raise _bad("prompt", f"has an empty prompt at index {index}")
-        if kind is str:
-            return items[0]
+        if type(first) is str:
+            return first
         batch = [self._token_ids(item, f"prompt[{index}]") for index, item in enumerate(items)]
         return batch[0]
 
@@ -194,9 +201,9 @@ class Intake:
 
 
 def _chat_prompt(value: Any, fields: dict[str, Any]) -> ChatPrompt:  # any decoded JSON value
-    if type(value) is not list or not value:
+    if not is_list(value) or not value:
         raise _bad("messages", "must be a list of at least one message")
-    messages: list[Any] = value
+    messages = value
     if len(messages) > MAX_MESSAGES:
         raise _bad("messages", f"has {len(messages)} items; the limit is {MAX_MESSAGES}")
     for index, message in enumerate(messages):
@@ -211,7 +218,7 @@ def _chat_prompt(value: Any, fields: dict[str, Any]) -> ChatPrompt:  # any decod
 
 def _check_message(message: Any, index: int) -> None:  # any decoded JSON value
     where = f"messages[{index}]"
-    if type(message) is not dict:
+    if not is_object(message):
         raise _bad("messages", f"{where} must be an object")
     role = message.get("role")
     if type(role) is not str or role not in _ROLES:
@@ -222,7 +229,7 @@ def _check_message(message: Any, index: int) -> None:  # any decoded JSON value
     elif content is None:
         if role != "assistant":
             raise _bad("messages", f"{where}.content is missing")
-    elif type(content) is list and content:
+    elif is_list(content) and content:
         for part_index, part in enumerate(content):
             _check_part(part, f"{where}.content[{part_index}]")
     else:
@@ -230,12 +237,12 @@ def _check_message(message: Any, index: int) -> None:  # any decoded JSON value
     calls = message.get("tool_calls")
     if calls is None:
         return
-    if type(calls) is not list or not all(type(call) is dict for call in calls):
+    if not is_list(calls) or not all(is_object(call) for call in calls):
         raise _bad("messages", f"{where}.tool_calls must be a list of objects")
 
 
 def _check_part(part: Any, where: str) -> None:  # any decoded JSON value
-    if type(part) is not dict:
+    if not is_object(part):
         raise _bad("messages", f"{where} must be an object")
     kind = part.get("type")
     if type(kind) is not str:
@@ -249,7 +256,7 @@ def _check_part(part: Any, where: str) -> None:  # any decoded JSON value
     if inner_name is None:
         raise _bad("messages", f"{where}.type is not known")
     holder = part.get(kind)
-    source = holder.get(inner_name) if type(holder) is dict else holder
+    source = holder.get(inner_name) if is_object(holder) else holder
     if type(source) is not str:
         raise _bad("messages", f"{where}.{kind} must hold its data")
     if inner_name == "url" and not source.startswith("data:"):
@@ -265,12 +272,11 @@ def _is_under(fields: dict[str, Any], dropped: frozenset[str], max_depth: int) -
 def find_forbidden(value: Any, depth_left: int) -> str | None:  # any decoded JSON value
     """A forbidden key anywhere in `value`. The depth was bounded when it was decoded."""
     assert depth_left >= 0, "deeper than the decoder let through"
-    if type(value) is dict:
-        entries: dict[str, Any] = value
-        if not FORBIDDEN.isdisjoint(entries):
-            return min(FORBIDDEN.intersection(entries))
-        below: list[Any] = list(entries.values())
-    elif type(value) is list:
+    if is_object(value):
+        if not FORBIDDEN.isdisjoint(value):
+            return min(FORBIDDEN.intersection(value))
+        below = list(value.values())
+    elif is_list(value):
         below = value
     else:
         return None
@@ -309,9 +315,9 @@ def _body_hint(fields: dict[str, Any]) -> str | None:
     metadata = fields.get("metadata")
     for value in (
         fields.get("prompt_cache_key"),
-        session.get("session_id") if type(session) is dict else None,
+        session.get("session_id") if is_object(session) else None,
         fields.get("session_id"),
-        metadata.get("user_id") if type(metadata) is dict else None,
+        metadata.get("user_id") if is_object(metadata) else None,
         fields.get("user"),
     ):
         if type(value) is str and value:

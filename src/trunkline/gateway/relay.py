@@ -238,7 +238,7 @@ class Relay:
 
 
 def rewrite(head: AnswerHead, relay: Relay, own: bytes, *, closes: bool) -> bytes:
-    """The head for the client: the worker's fields less those of its connection, then `own` lines."""
+    """The head for the client: the worker's fields less those of its connection, then our `own`."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
     named = head.connection_options
     seen: set[bytes] = set()

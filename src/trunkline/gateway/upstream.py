@@ -14,13 +14,22 @@ from typing import Protocol, cast
 
 from trunkline.config import UpstreamConfig
 from trunkline.errors import WorkerLost, WorkerTimeout
-from trunkline.gateway.contracts import Endpoint
+from trunkline.gateway.contracts import Endpoint, InferenceRequest, Pick
 from trunkline.gateway.counters import Counters
 
 _JOINED_BYTES = 64 << 10
 """Up to here head and body are copied into one buffer, which costs less than a second system
 call.
 """
+
+
+# What of a client's head may reach a worker. Everything else stays here: credentials, identities,
+# routing wishes and whatever is invented next.
+_FORWARDED = frozenset({
+    b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent",
+    b"traceparent", b"tracestate", b"x-correlation-id", b"x-trace-id", b"x-session-id",
+    b"anthropic-version", b"anthropic-beta", b"openai-beta",
+})  # fmt: skip
 
 
 class AnswerSink(Protocol):
@@ -159,7 +168,7 @@ class WorkerPool:
                     lambda: connection,
                     endpoint.host,
                     endpoint.port,
-                    ssl=self._tls or endpoint.is_tls or None if endpoint.is_tls else None,
+                    ssl=(self._tls or True) if endpoint.is_tls else None,
                 )
         except TimeoutError as error:
             text = f"no connection to the worker within {self._config.connect_timeout_ms} ms"
@@ -212,3 +221,22 @@ class WorkerPool:
 
 def timed_out(what: str, limit_ms: int) -> WorkerTimeout:
     return WorkerTimeout(f"the worker {what} for more than {limit_ms} ms")
+
+
+def request_head(request: InferenceRequest, headers: dict[bytes, bytes], pick: Pick) -> bytes:
+    """The head of the request to a worker: made anew, from the few things that may go there."""
+    endpoint = pick.endpoint
+    lines = (
+        f"{request.method} {endpoint.base_path}{request.path} HTTP/1.1\r\n"
+        f"host: {endpoint.host_header}\r\nx-request-id: {request.request_id}\r\n"
+    )
+    if endpoint.api_key:
+        lines += f"authorization: Bearer {endpoint.api_key}\r\n"
+    for name, value in pick.headers:
+        lines += f"{name}: {value}\r\n"
+    if pick.body or request.method != "GET":
+        lines += f"content-length: {len(pick.body)}\r\n"
+        if b"content-type" not in headers:
+            lines += "content-type: application/json\r\n"
+    theirs = [b"%b: %b\r\n" % field for field in headers.items() if field[0] in _FORWARDED]
+    return b"".join((lines.encode("latin-1"), *theirs, b"\r\n"))

@@ -1,0 +1,86 @@
+"""What an exchange stands between: the client, the shared parts of the front, and its result.
+
+Owns no behaviour; it keeps `exchange.py` and `client.py` from knowing each other's insides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from trunkline.config import RetryConfig, UpstreamConfig
+from trunkline.errors import GatewayError
+from trunkline.gateway.contracts import Picker
+from trunkline.gateway.counters import Counters
+from trunkline.gateway.retry import RetryBudget
+from trunkline.gateway.upstream import WorkerPool
+
+
+class Ending(Enum):
+    """What becomes of the client's connection after an exchange."""
+
+    KEEP = "keep"
+    CLOSE = "close"
+    """Flush, then close: the client can tell whether the answer was whole."""
+    RESET = "reset"
+    """The client could take a plain close for a good end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """How an exchange went, for the access log."""
+
+    status: int
+    code: str
+    worker: str
+    attempts: int
+    answer_bytes: int
+    ttft_ms: float | None
+    ending: Ending
+
+
+class ClientSide(Protocol):
+    """What an exchange needs of the client's connection."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+    @property
+    def takes_chunks(self) -> bool: ...
+    @property
+    def closes(self) -> bool:
+        """Whether the connection is to be closed behind this answer."""
+        ...
+
+    def refuse(self, error: GatewayError) -> int:
+        """Answer with an error of ours; returns its status."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client has too much unread to be sent more."""
+        ...
+
+    def exchange_over(self, result: Result) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What all exchanges of one front share."""
+
+    picker: Picker
+    pool: WorkerPool
+    budget: RetryBudget
+    upstream: UpstreamConfig
+    retry: RetryConfig
+    counters: Counters
+    dice: random.Random
+    now_s: Callable[[], float]
+    """The loop's time, for deadlines."""
+    now_ms: Callable[[], float]
+    """The clock's time, for what is reported."""
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle]
