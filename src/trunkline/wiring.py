@@ -1,12 +1,372 @@
-"""Puts each verb's objects together, readable from top to bottom. The only place that names adapters."""
+"""Puts each verb's objects together, readable from top to bottom. With `cli.py` the only place that
+names adapters. Read `docs/architecture.md` for the picture.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
+import random
+import secrets
+import signal
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
 
 from trunkline.adapters.clock import SystemClock
+from trunkline.config import Config, worker_url_problem
+from trunkline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trunkline.adapters.zmq_events import EventContext
+    from trunkline.control.member import MemberParts, WorkerSpec
+    from trunkline.control.membership import Membership
+    from trunkline.core.actions import Action
+    from trunkline.core.directory import Directory
+    from trunkline.core.feed import WorkerFeed
+    from trunkline.core.fleet import Fleet
+    from trunkline.core.records import WorkerId
+    from trunkline.gateway.front import FrontParts
+    from trunkline.gateway.picker import FleetPicker
+    from trunkline.gateway.tokenise import PromptTokens
+    from trunkline.ports.worker import EventSource
+
+Read = TypeVar("Read")
+DRAIN_MS = 10_000.0
+_OWN_MODEL = Path(__file__).resolve().parent / "worker" / "model"
+
+
+# -- trunkline serve -------------------------------------------------------------------------------
+
+
+def serve(config: Config) -> int:
+    """`trunkline serve`: until SIGINT or SIGTERM."""
+    import uvloop
+
+    from trunkline import observe
+    from trunkline.settings import secret_values
+
+    level: Any = config.observe.log_level  # both are checked against their choices already
+    shape: Any = config.observe.log_format
+    observe.configure(level, shape, secrets=secret_values(config))
+    return uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    from trunkline import cli, observe
+    from trunkline.adapters.zmq_events import event_context
+    from trunkline.control.membership import MAX_WORKERS, Membership
+    from trunkline.gateway.admin import admin_app
+    from trunkline.gateway.front import serve_front
+    from trunkline.gateway.listener import bind_admin, serve_admin
+    from trunkline.gateway.metrics import Exposition
+    from trunkline.native import IMPLEMENTATION
+    from trunkline.operations import Operations
+    from trunkline.settings import redacted
+
+    clock, stop = SystemClock(), asyncio.Event()
+    core = _build_core(config, clock)
+    context = event_context(MAX_WORKERS)
+    parts = _member_parts(config, core, clock, context)
+    lease_ms = config.directory.heartbeat_ttl_ms
+    async with Membership(parts, heartbeat_ttl_ms=lease_ms) as membership:
+        front = await serve_front(config.listen, _front_parts(config, core, membership, clock))
+        operations = Operations(
+            membership=membership,
+            picker=core.picker,
+            directory=core.directory,
+            counters=front.counters,
+            spec_of=worker_spec,
+        )
+        exposition = Exposition([operations], version=cli.version(), native=IMPLEMENTATION)
+        admin = admin_app(
+            operations, exposition, settings=redacted(config), key=config.listen.admin_api_key
+        )
+        listener = bind_admin(config.listen)
+        for url in config.worker_urls:
+            operations.add(worker_spec(url, "", {}))
+        if not config.listen.api_key:
+            observe.log.warning("auth.off", meaning="everybody who reaches the port is one tenant")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        _announce(config, front.port, listener.getsockname()[1])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(serve_admin(admin, listener, stop))
+            housekeeping = group.create_task(_keep_house(core.directory, clock))
+            await stop.wait()
+            await front.drain(DRAIN_MS)
+            await front.close()
+            housekeeping.cancel()
+    core.prompts.close()
+    context.term()
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Core:
+    """What decides, and what it is asked through."""
+
+    directory: Directory
+    fleet: Fleet
+    prompts: PromptTokens
+    picker: FleetPicker
+
+
+def _build_core(config: Config, clock: SystemClock) -> _Core:
+    from trunkline.adapters.template import load_template
+    from trunkline.adapters.tokenizer import load_tokenizer
+    from trunkline.core.cost import CostModel
+    from trunkline.core.directory import Directory
+    from trunkline.core.fleet import Fleet
+    from trunkline.core.identity import (
+        ModelIdentity,
+        Namespace,
+        Scope,
+        ScopeKind,
+        derive_namespace,
+    )
+    from trunkline.core.profiles import profile_named
+    from trunkline.core.routing import Router
+    from trunkline.gateway.picker import FleetPicker, NamespaceSource
+    from trunkline.gateway.tokenise import PromptTokens
+
+    model, routing = config.model, config.routing
+    folder = Path(model.model_path) if model.model_path else _OWN_MODEL
+    tokenizer = load_tokenizer(Path(model.tokenizer_path) if model.tokenizer_path else folder)
+    template_file = Path(model.chat_template) if model.chat_template else None
+    template = load_template(folder, template_file, wall=clock.wall)
+    root_key = _root_key(model.root_key_file)
+    directory = Directory(max_blocks=config.directory.max_blocks)
+    # One tenant until principals are configured.
+    scope = Scope(kind=ScopeKind.TENANT, org="default", tenant="default")
+
+    def derive(block_tokens: int) -> Namespace:
+        identity = ModelIdentity(
+            model_id=model.served_model_name or "default",
+            block_tokens=block_tokens,
+            tokenizer_digest=tokenizer.digest,
+            template_digest=template.digest,
+        )
+        namespace = derive_namespace(root_key, scope, identity)
+        directory.admit_namespace(namespace)
+        return namespace
+
+    fleet = Fleet(virtual_nodes=routing.virtual_nodes, now=clock.now())
+    cost = CostModel(
+        _checked(profile_named, routing.profile),
+        churn_weight=routing.churn_weight,
+        time_scale=routing.time_scale,
+    )
+    prompts = PromptTokens(tokenizer, template)
+    picker = FleetPicker(
+        fleet=fleet,
+        directory=directory,
+        router=Router(
+            fleet=fleet, cost=cost, policy=routing.policy, rng=random.Random(routing.seed)
+        ),
+        prompts=prompts,
+        namespaces=NamespaceSource(derive),
+        clock=clock,
+        decisions_kept=routing.decisions_kept,
+        shows_decisions=routing.decision_header,
+    )
+    return _Core(directory=directory, fleet=fleet, prompts=prompts, picker=picker)
+
+
+def _member_parts(
+    config: Config, core: _Core, clock: SystemClock, context: EventContext
+) -> MemberParts:
+    from trunkline import observe
+    from trunkline.adapters.event_sources import discovered_sources
+    from trunkline.adapters.zmq_events import run_feed
+    from trunkline.control.member import MemberParts
+    from trunkline.control.probe import fetch
+    from trunkline.core.feed import FeedLimits, WorkerFeed
+
+    bounds = config.directory
+    limits = FeedLimits(
+        max_buffered_batches=bounds.max_buffered_batches,
+        max_parked_runs=bounds.max_parked_runs,
+        parked_ttl_ms=bounds.parked_ttl_ms,
+        replay_timeout_ms=bounds.replay_timeout_ms,
+    )
+
+    def make_feed(worker: WorkerId, source: EventSource) -> WorkerFeed:
+        can_replay = source.replay_endpoint is not None
+        return WorkerFeed(
+            worker, core.directory, rank=source.rank, can_replay=can_replay, limits=limits
+        )
+
+    async def follow(
+        source: EventSource, feed: WorkerFeed, on_action: Callable[[Action], None]
+    ) -> None:
+        await run_feed(source, feed, clock, on_action, context=context)
+
+    def find_sources(answer: bytes, host: str) -> list[EventSource]:
+        try:
+            return discovered_sources(msgspec.json.decode(answer), worker_host=host)
+        except (ConfigError, msgspec.DecodeError) as error:
+            observe.log.warning("worker.odd_event_sources", host=host, why=str(error))
+            return []
+
+    return MemberParts(
+        fleet=core.fleet,
+        directory=core.directory,
+        targets=core.picker,
+        clock=clock,
+        fetch=fetch,
+        make_feed=make_feed,
+        run_feed=follow,
+        find_sources=find_sources,
+        health=config.health,
+        breaker=config.breaker,
+        routing=config.routing,
+        default_block_tokens=config.model.block_size,
+        log=observe.log,
+    )
+
+
+def _front_parts(
+    config: Config, core: _Core, membership: Membership, clock: SystemClock
+) -> FrontParts:
+    from trunkline import cli
+    from trunkline.gateway.front import FrontParts, Readiness, api_key_check
+
+    def models() -> bytes:
+        rows = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "trunkline",
+                "max_model_len": config.model.max_model_len,
+            }
+            for name in membership.served_models()
+        ]
+        return msgspec.json.encode({"object": "list", "data": rows})
+
+    def readiness() -> Readiness:
+        usable, _ = core.fleet.usable(clock.boot())
+        count = len(usable)
+        return Readiness(is_ready=count > 0, is_reuse_on=count > 0, detail=f"{count} usable")
+
+    return FrontParts(
+        picker=core.picker,
+        models=models,
+        readiness=readiness,
+        clock=clock,
+        dice=random.Random(secrets.randbits(64)),
+        limits=config.limits,
+        upstream=config.upstream,
+        retry=config.retry,
+        max_model_len=config.model.max_model_len,
+        version=cli.version(),
+        authenticate=api_key_check(config.listen.api_key) if config.listen.api_key else None,
+    )
+
+
+async def _keep_house(directory: Directory, clock: SystemClock) -> None:
+    """Expired predictions go, a few times a second."""
+    while True:
+        await asyncio.sleep(0.25)
+        directory.expire(clock.now())
+
+
+def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
+    """A worker as its URL names it. Raises ConfigError for a URL that cannot be one."""
+    from trunkline.control.member import WorkerSpec
+    from trunkline.ports.worker import Endpoint
+
+    problem = worker_url_problem(url)
+    if problem:
+        raise ConfigError(f"worker {url}: {problem}")
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    host = parts.hostname or ""
+    port = parts.port or (443 if is_tls else 80)
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    endpoint = Endpoint(
+        host=host,
+        port=port,
+        host_header=shown,
+        base_path=parts.path.rstrip("/"),
+        is_tls=is_tls,
+        api_key=api_key,
+    )
+    return WorkerSpec(name=shown, endpoint=endpoint, labels=tuple(sorted(labels.items())))
+
+
+def _root_key(path: str) -> bytes:
+    """The root secret of all namespaces. Raises ConfigError for a file that holds none."""
+    from trunkline import observe
+
+    if not path:
+        observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
+        return secrets.token_bytes(32)
+    try:
+        key = bytes.fromhex(Path(path).read_text("ascii").strip())
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: 64 hex digits are needed"
+        raise ConfigError(f"root_key_file {path}: {why}") from error
+    if len(key) != 32:
+        raise ConfigError(f"root_key_file {path}: {len(key)} bytes, 32 are needed")
+    return key
+
+
+def _checked(read: Callable[[str], Read], text: str) -> Read:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _announce(config: Config, port: int, admin_port: int) -> None:
+    """One line of JSON on stdout: we are up, and where."""
+    line = {
+        "url": f"http://{config.listen.host}:{port}",
+        "admin_url": f"http://{config.listen.admin_host}:{admin_port}",
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+# -- trunkline worker, simulate, replay, demo ------------------------------------------------------
+
+
+def run_worker(args: argparse.Namespace) -> int:
+    """`trunkline worker`: one simulated worker, until SIGINT or SIGTERM."""
+    from trunkline.adapters.event_publisher import ZmqEventPublisher
+    from trunkline.adapters.template import load_template
+    from trunkline.adapters.tokenizer import load_tokenizer
+    from trunkline.ports.publisher import EventPublisher
+    from trunkline.worker import app
+    from trunkline.worker.options import options_from
+
+    options, clock = options_from(args), SystemClock()
+    folder = Path(options.model_path) if options.model_path else _OWN_MODEL
+
+    def publisher(host: str, port: int, rank: int) -> EventPublisher:
+        return ZmqEventPublisher(
+            clock, host=host, port=port, rank=rank, is_wide=options.wide_hashes
+        )
+
+    app.run_worker(
+        options,
+        app.WorkerParts(
+            tokenizer=load_tokenizer(folder),
+            template=load_template(folder, wall=clock.wall),
+            make_publisher=publisher,
+            clock=clock,
+            boot_nonce=secrets.token_hex(16),
+        ),
+    )
+    return 0
 
 
 def simulate(args: argparse.Namespace) -> int:
@@ -20,6 +380,67 @@ def simulate(args: argparse.Namespace) -> int:
         out=sys.stdout,
         progress_out=sys.stderr,
     )
+
+
+def replay(args: argparse.Namespace) -> int:
+    """`trunkline replay`."""
+    import uvloop
+
+    return uvloop.run(_replay(args))
+
+
+async def _replay(args: argparse.Namespace) -> int:
+    from trunkline.adapters.tokenizer import load_tokenizer
+    from trunkline.control.probe import fetch
+    from trunkline.replay import command
+    from trunkline.replay.processes import ProcessFleets
+
+    tokenizer = load_tokenizer(_OWN_MODEL)
+    fleets = ProcessFleets(fetch=fetch, decode=tokenizer.decode, vocab_size=tokenizer.vocab_size)
+    async with fleets:
+        return await command.run(
+            args,
+            clock=SystemClock(),
+            start_fleet=fleets.start,
+            traces_dir=traces_dir(),
+            out=sys.stdout,
+            err=sys.stderr,
+        )
+
+
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `trunkline demo`."""
+    from trunkline.replay import demo
+
+    demo.add_arguments(parser)
+
+
+def demo(args: argparse.Namespace) -> int:
+    """`trunkline demo`: the tour, or with `--serve` the same fleet kept up."""
+    import uvloop
+
+    from trunkline.replay import demo as tour
+
+    return uvloop.run(_keep_fleet(args) if args.serve else _replay(tour.replay_arguments(args)))
+
+
+async def _keep_fleet(args: argparse.Namespace) -> int:
+    from trunkline.adapters.tokenizer import load_tokenizer
+    from trunkline.control.probe import fetch
+    from trunkline.replay import demo as tour
+    from trunkline.replay.processes import ProcessFleets
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    tokenizer = load_tokenizer(_OWN_MODEL)
+    fleets = ProcessFleets(fetch=fetch, decode=tokenizer.decode, vocab_size=tokenizer.vocab_size)
+    async with fleets:
+        fleet = await fleets.start(tour.serve_plan(args))
+        sys.stdout.write(tour.greeting(fleet.target_urls[0], fleet.admin_url))
+        sys.stdout.flush()
+        await stop.wait()
+    return 0
 
 
 def traces_dir() -> Path:

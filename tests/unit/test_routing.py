@@ -160,6 +160,18 @@ def test_a_home_that_queues_is_left_for_the_cheapest() -> None:
     assert decision.reason is Reason.COLD_CHEAPEST
 
 
+def test_what_most_workers_hold_is_not_charged_to_the_one_that_lacks_it() -> None:
+    """A hot prefix ends up everywhere: the idle worker takes the request and with it the prefix."""
+    table = Table(4)
+    for worker in (0, 1, 2):
+        table.load(worker, 50.0)
+    assert table.route(1_100, [1_000, 0, 0, 0]).worker == "w0", "one holder: 100 ms saved"
+    decision = table.route(1_100, [1_000, 1_000, 1_000, 0])
+    assert decision.worker == "w3"
+    assert decision.candidates.imbalance_ms[3] == pytest.approx(-100.0)
+    assert decision.candidates.miss_ms[3] == pytest.approx(115.0)
+
+
 def test_the_terms_add_up_to_the_cost_and_to_the_gain() -> None:
     table = Table(3)
     table.load(0, 40.0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from array import array
 from collections import deque
@@ -17,7 +18,6 @@ import zmq
 import zmq.asyncio
 
 from trunkline.adapters.clock import SystemClock
-from trunkline.adapters.event_sources import EventSource
 from trunkline.adapters.vllm_events import encode_batch
 from trunkline.adapters.zmq_events import event_context, run_feed
 from trunkline.core.actions import Action, FeedFailed, FeedUntrusted, WorkerRestarted
@@ -26,6 +26,7 @@ from trunkline.core.events import BlocksRemoved, BlocksStored, CacheEvent
 from trunkline.core.feed import FeedLimits, FeedState, WorkerFeed
 from trunkline.core.identity import ModelIdentity, Scope, ScopeKind, derive_namespace
 from trunkline.core.records import EngineHash, Tier, WorkerId
+from trunkline.ports.worker import EventSource
 
 WORKER = WorkerId("w")
 MODEL = ModelIdentity(model_id="m", block_tokens=2)
@@ -57,7 +58,6 @@ class WirePublisher:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
         *,
         ring: int = 100,
         ports: tuple[int, int] | None = None,
@@ -69,19 +69,21 @@ class WirePublisher:
         self.next_seq = 0
         self._topic = topic
         self._is_mute = is_mute
+        # A context of its own: ending it waits until the ports are free again.
+        self._context = context = zmq.asyncio.Context()
         self._live = context.socket(zmq.PUB)
         self._replays = context.socket(zmq.ROUTER)
-        for socket in (self._live, self._replays):
-            socket.setsockopt(zmq.LINGER, 0)
+        for made in (self._live, self._replays):
+            made.setsockopt(zmq.LINGER, 0)
         self.ports = (self._bind(self._live, ports and ports[0]), 0)
         self.ports = (self.ports[0], self._bind(self._replays, ports and ports[1]))
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     @staticmethod
-    def _bind(socket: Any, port: int | None) -> int:
+    def _bind(made: Any, port: int | None) -> int:
         if port is None:
-            return socket.bind_to_random_port("tcp://127.0.0.1")
-        socket.bind(f"tcp://127.0.0.1:{port}")
+            return made.bind_to_random_port("tcp://127.0.0.1")
+        made.bind(f"tcp://127.0.0.1:{port}")
         return port
 
     def source(self, **changes: Any) -> EventSource:
@@ -118,8 +120,7 @@ class WirePublisher:
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._live.close(linger=0)
-        self._replays.close(linger=0)
+        self._context.destroy(linger=0)
 
 
 class Bench:
@@ -169,7 +170,8 @@ def run(main: Callable[[Bench], Coroutine[Any, Any, None]], **limits: Any) -> No
     async def whole() -> None:
         bench = Bench(**limits)
         try:
-            await main(bench)
+            async with asyncio.timeout(30.0):
+                await main(bench)
         finally:
             bench.context.term()
             bench.publishers.destroy(linger=0)
@@ -179,7 +181,7 @@ def run(main: Callable[[Bench], Coroutine[Any, Any, None]], **limits: Any) -> No
 
 def test_a_gateway_that_starts_late_learns_what_the_ring_still_holds() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers)
+        publisher = WirePublisher()
         for number in range(20):
             await publisher.publish(payload(block(number)))
         async with bench.following(publisher.source()):
@@ -195,7 +197,7 @@ def test_a_gateway_that_starts_late_learns_what_the_ring_still_holds() -> None:
 
 def test_lost_batches_are_fetched_and_applied_in_order() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers)
+        publisher = WirePublisher()
         async with bench.following(publisher.source()):
             await bench.subscribed(publisher)
             first_lost = await publisher.publish(payload(block(1), block(2)), skip=True)
@@ -214,7 +216,7 @@ def test_lost_batches_are_fetched_and_applied_in_order() -> None:
 
 def test_a_replay_that_begins_too_late_makes_the_worker_untrusted_and_then_relearns() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers, ring=3)
+        publisher = WirePublisher(ring=3)
         async with bench.following(publisher.source()):
             await bench.subscribed(publisher)
             await publisher.publish(payload(block(1)))
@@ -236,7 +238,7 @@ def test_a_replay_that_begins_too_late_makes_the_worker_untrusted_and_then_relea
 
 def test_a_replay_that_never_answers_ends_by_its_deadline() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers, is_mute=True)
+        publisher = WirePublisher(is_mute=True)
         async with bench.following(publisher.source()):
             await bench.until(lambda: bench.feed.stats.replay_failures == 1)
             while bench.held() == 0:
@@ -250,14 +252,14 @@ def test_a_replay_that_never_answers_ends_by_its_deadline() -> None:
 
 def test_a_publisher_that_begins_anew_is_noticed_though_its_numbers_fit() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers)
+        publisher = WirePublisher()
         async with bench.following(publisher.source()):
             await bench.subscribed(publisher)
             await publisher.publish(payload(block(1)))
             await bench.until(lambda: bench.held() == 1)
             ports, count = publisher.ports, publisher.next_seq
             await publisher.close()
-            successor = WirePublisher(bench.publishers, ports=ports)
+            successor = WirePublisher(ports=ports)
             for number in range(count):  # the new life is just as far, unseen
                 await successor.publish(payload(block(100 + number), ts=1.0), skip=True)
             await bench.until(lambda: bench.has(WorkerRestarted))
@@ -283,14 +285,16 @@ def test_frames_of_a_wrong_shape_are_counted_and_the_next_event_is_applied(
     frames: list[bytes],
 ) -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers)
+        publisher = WirePublisher()
         async with bench.following(publisher.source()):
             await bench.subscribed(publisher)
-            before = bench.feed.stats.undecodable
+            before, gaps = bench.feed.stats.undecodable, bench.feed.stats.gaps
             await publisher.send(*(frames or [b""]))
             await publisher.publish(payload(block(7)))
             await bench.until(lambda: bench.held() == 1)
             assert bench.feed.stats.undecodable == before + 1
+            # No number is read out of such frames: it would look like a gap or another life.
+            assert (bench.feed.stats.gaps, bench.feed.stats.restarts) == (gaps, 0)
         await publisher.close()
 
     run(main)
@@ -298,7 +302,7 @@ def test_frames_of_a_wrong_shape_are_counted_and_the_next_event_is_applied(
 
 def test_a_payload_that_is_no_batch_costs_that_batch_only() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers)
+        publisher = WirePublisher()
         async with bench.following(publisher.source()):
             await bench.subscribed(publisher)
             await publisher.publish(b"\xc1 nonsense")
@@ -313,7 +317,7 @@ def test_a_payload_that_is_no_batch_costs_that_batch_only() -> None:
 
 def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers, ring=10)
+        publisher = WirePublisher(ring=10)
         longest_ms = 0.0
         async with bench.following(publisher.source()):
             await bench.subscribed(publisher)
@@ -345,9 +349,8 @@ def test_a_socket_that_cannot_be_had_is_reported_and_harms_nobody() -> None:
 
 def test_a_publisher_that_connects_is_awaited_on_a_bound_socket() -> None:
     async def main(bench: Bench) -> None:
-        probe = bench.publishers.socket(zmq.PUB)
-        port = probe.bind_to_random_port("tcp://127.0.0.1")
-        probe.close(linger=0)
+        with socket.create_server(("127.0.0.1", 0)) as probe:  # free again at once when closed
+            port = probe.getsockname()[1]
         source = EventSource(endpoint=f"tcp://127.0.0.1:{port}", is_bound_by_us=True)
         async with bench.following(source):
             live = bench.publishers.socket(zmq.PUB)
@@ -362,12 +365,29 @@ def test_a_publisher_that_connects_is_awaited_on_a_bound_socket() -> None:
     run(main, replay_timeout_ms=50.0)
 
 
+class _Recording(zmq.Context[zmq.Socket[bytes]]):
+    """Keeps every socket it makes, so that none is closed by the garbage collector instead."""
+
+    made: list[Any]
+
+    def socket(self, *args: Any, **kwargs: Any) -> Any:
+        one = super().socket(*args, **kwargs)
+        self.made.append(one)
+        return one
+
+
 def test_cancelling_a_feed_closes_its_sockets() -> None:
     async def main(bench: Bench) -> None:
-        publisher = WirePublisher(bench.publishers, is_mute=True)  # a replay stays open
+        made: list[Any] = []
+        bench.context = _Recording()
+        object.__setattr__(bench.context, "made", made)
+        publisher = WirePublisher(is_mute=True)  # a replay stays open
         async with bench.following(publisher.source()):
             await bench.until(lambda: bool(publisher.asked))
-        bench.context.term()  # would wait for ever for a socket that is left open
+        assert [one.closed for one in made] == [True] * len(made)
+        assert len(made) >= 2, "the subscription and the replay"
+        for one in made:
+            one.close(linger=0)
         await publisher.close()
 
     run(main)

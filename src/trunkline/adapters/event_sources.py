@@ -12,29 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from trunkline.errors import ConfigError
+from trunkline.ports.worker import EventSource
 
 MAX_SOURCES = 1_024
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%*]+\]|[^\[\]:/]+|::):(?P<port>\d{1,5})")
 _WILDCARDS = {"*", "0.0.0.0", "::", "[::]"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventSource:
-    """One event stream: one data-parallel rank of one worker."""
-
-    endpoint: str
-    is_bound_by_us: bool = False
-    """The publisher connects, so the subscriber listens."""
-    replay_endpoint: str | None = None
-    """None where the publisher offers no replay."""
-    topic: str = ""
-    rank: int | None = None
-    buffer_steps: int = 10_000
-    """Batches that the publisher keeps for replay."""
 
 
 def event_source(

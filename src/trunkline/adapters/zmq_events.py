@@ -18,7 +18,6 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from trunkline.adapters.event_sources import EventSource
 from trunkline.adapters.vllm_events import (
     MAX_PAYLOAD_BYTES,
     UndecodableBatch,
@@ -28,6 +27,7 @@ from trunkline.adapters.vllm_events import (
 from trunkline.core.actions import Action, FeedFailed, RequestReplay
 from trunkline.core.feed import FeedState, WorkerFeed
 from trunkline.ports.clock import Clock
+from trunkline.ports.worker import EventSource
 
 TURN_MESSAGES = 64
 TURN_BYTES = 256 << 10
@@ -41,14 +41,14 @@ _END_OF_REPLAY = b"\xff" * 8
 _MAX_MESSAGE_BYTES = 4 * MAX_PAYLOAD_BYTES
 
 _Socket = zmq.Socket[bytes]
-_Context = zmq.Context[_Socket]
+EventContext = zmq.Context[_Socket]
 
 
-def event_context(max_workers: int) -> _Context:
+def event_context(max_workers: int) -> EventContext:
     """A ZeroMQ context with room for so many feeds; end it with `term()` when all feeds are
     over.
     """
-    context = _Context()
+    context = EventContext()
     limit = int(context.get(zmq.SOCKET_LIMIT))
     context.set(zmq.MAX_SOCKETS, min(limit, SOCKETS_A_WORKER * max_workers + 64))
     return context
@@ -60,7 +60,7 @@ async def run_feed(
     clock: Clock,
     on_action: Callable[[Action], None],
     *,
-    context: _Context,
+    context: EventContext,
 ) -> None:
     """Follow a worker's events until cancelled, or until the worker leaves the directory.
 
@@ -86,7 +86,7 @@ class _Subscription:
         feed: WorkerFeed,
         clock: Clock,
         on_action: Callable[[Action], None],
-        context: _Context,
+        context: EventContext,
     ) -> None:
         self._source = source
         self._feed = feed

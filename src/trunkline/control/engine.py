@@ -116,7 +116,7 @@ def parse_metrics_load(metrics: bytes) -> LoadReport | None:
 
 
 def parse_json_load(body: bytes) -> LoadReport | None:
-    """Load out of vLLM's `/load` (`server_load`) or SGLang's `/get_loads`; None for anything else."""
+    """Load out of vLLM's `/load` or SGLang's `/get_loads`; None for anything else."""
     served = _decode(body, _ServerLoad)
     if served is not None:
         return LoadReport(running=max(0, served.server_load), waiting=None, memory_ratio=None)

@@ -23,6 +23,15 @@ from trunkline.control.engine import (
     parse_metrics_load,
     parse_models,
 )
+from trunkline.core.actions import (
+    Action,
+    FeedBlind,
+    FeedFailed,
+    FeedTrusted,
+    FeedUntrusted,
+    RequestReplay,
+    WorkerRestarted,
+)
 from trunkline.core.breaker import Breaker
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
@@ -124,7 +133,7 @@ class MemberParts:
     targets: Targets
     clock: Clock
     fetch: Fetch
-    make_feed: Callable[[WorkerId], WorkerFeed]
+    make_feed: Callable[[WorkerId, EventSource], WorkerFeed]
     run_feed: FeedRunner
     find_sources: Callable[[bytes, str], list[EventSource]]
     health: HealthConfig
@@ -280,14 +289,14 @@ class Member:
             self.spec.block_tokens or facts.cache.block_tokens or parts.default_block_tokens
         )
         self._block_tokens = block_tokens
-        ranks = [source.rank for source in facts.sources] or [0]
+        ranks = [source.rank or 0 for source in facts.sources] or [0]
         self.mode = Mode.EXACT if facts.sources else Mode.APPROXIMATE
         self._reason = (
             "follows the worker's cache events"
             if facts.sources
             else "the worker announces no events"
         )
-        for rank in ranks:
+        for index, rank in enumerate(ranks):
             name = self.spec.name if len(ranks) == 1 else f"{self.spec.name}@{rank}"
             worker = WorkerId(name)
             capacity = facts.cache.capacity_blocks
@@ -301,7 +310,7 @@ class Member:
             self.workers.append(worker)
             self._put_target(worker, rank)
             if facts.sources:
-                self._feeds[worker] = parts.make_feed(worker)
+                self._feeds[worker] = parts.make_feed(worker, facts.sources[index])
         parts.log.info(
             "worker.joined", worker=self.spec.name, mode=self.mode.value, block_tokens=block_tokens
         )
@@ -339,7 +348,28 @@ class Member:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow_events(self, source: EventSource, feed: WorkerFeed) -> None:
-        await self._parts.run_feed(source, feed)
+        await self._parts.run_feed(source, feed, self._on_feed_action)
+
+    def _on_feed_action(self, action: Action) -> None:
+        """What a feed says of the worker as a whole."""
+        log = self._parts.log
+        match action:
+            case FeedFailed():
+                # Nothing more will come: learn from our own routing instead (C103).
+                self.mode, self._reason = Mode.APPROXIMATE, action.reason
+                self._put_target(action.worker, self.workers.index(action.worker))
+                log.warning("feed.failed", worker=action.worker, why=action.reason)
+            case FeedBlind():
+                self.mode, self._reason = Mode.BLIND, action.reason
+                log.warning("feed.blind", worker=action.worker, why=action.reason)
+            case FeedUntrusted():
+                log.warning("feed.untrusted", worker=action.worker, why=action.reason)
+            case FeedTrusted():
+                log.info("feed.trusted", worker=action.worker)
+            case WorkerRestarted():
+                log.info("worker.restarted", worker=action.worker)
+            case RequestReplay():
+                raise AssertionError("the runner carries out replays itself")
 
     async def _follow_health(self) -> None:
         """Returns when a worker that was unhealthy answers well again."""

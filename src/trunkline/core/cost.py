@@ -1,6 +1,7 @@
 """What sending a request to a worker costs, in milliseconds, term by term.
 
-    cost = queue + transfer + (1 + k * churn / mean churn) * miss + decode pressure
+    cost = queue + transfer + miss + imbalance + decode pressure
+    miss + imbalance = (1 + k * churn / mean churn) * miss beyond what most workers hold
 
 `miss` is the predicted prefill time of what the worker does not hold; `queue` that of all work in
 front; the churn factor makes cold prefill dearer where much was inserted lately, which stops cold
@@ -65,7 +66,12 @@ class CostModel:
     ) -> CostColumns:
         """The terms for sending a prompt of `tokens` to each of `states`, which holds
         `matched_tokens` of it.
+
+        What more than half of the workers hold is common property: a worker that lacks it will
+        need it anyway, so computing it there is not charged (its imbalance is negative). Hot
+        prefixes thus end up everywhere, by load alone.
         """
+        common = sorted(matched_tokens)[(len(matched_tokens) - 1) // 2]
         churn_total = sum([state.queue.churn for state in states])
         churn_price = self._churn_weight * len(states) / churn_total if churn_total > 0 else 0.0
         fixed_ms, token_ms, context_ms = self._fixed_ms, self._token_ms, self._context_ms
@@ -80,7 +86,12 @@ class CostModel:
             missed = tokens - matched
             per_token_ms = token_ms + context_ms * (matched + 0.5 * missed)
             miss_ms = (fixed_ms + missed * per_token_ms) * queue.scale
-            imbalance_ms = churn_price * queue.churn * miss_ms
+            priced_ms = miss_ms
+            if matched < common:
+                missed = tokens - common
+                per_token_ms = token_ms + context_ms * (common + 0.5 * missed)
+                priced_ms = (fixed_ms + missed * per_token_ms) * queue.scale
+            imbalance_ms = (1.0 + churn_price * queue.churn) * priced_ms - miss_ms
             queue_ms = queue.queue_ms(now)
             pressure_ms = decode_ms * queue.stream_count
             queue_column.append(queue_ms)

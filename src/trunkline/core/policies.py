@@ -19,9 +19,9 @@ from trunkline.core.records import WorkerId
 _NEAR_MS = 0.01
 """Costs closer than this are equal, and a seeded draw decides."""
 
-HOME_SLACK_SHARE = 0.1
-"""A cold prefix goes to its home unless that costs this share of its own prefill more than the
-cheapest.
+HOME_SLACK_MS = 5.0
+"""A cold prefix goes to its home unless the cheapest worker is cheaper by more than this: about the
+fixed part of one prefill, so that homes are kept in a calm fleet and left in a busy one.
 """
 
 
@@ -86,8 +86,7 @@ class CacheAware:
             return None
         costs = question.columns.cost_ms
         best = min(at, key=costs.__getitem__)
-        slack_ms = HOME_SLACK_SHARE * question.columns.miss_ms[best]
-        return best if costs[best] <= cheapest_ms + slack_ms else None
+        return best if costs[best] <= cheapest_ms + HOME_SLACK_MS else None
 
     def _draw(self, costs: list[float], cheapest_ms: float) -> int:
         limit_ms = cheapest_ms + _NEAR_MS

@@ -125,8 +125,42 @@ PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
 
 
 def profile_named(name: str) -> Profile:
-    """Raises ValueError that lists the known names."""
+    """A profile of the table, or one spelt out as `fifo:FIXED_MS,TOKEN_MS,DECODE_MS`.
+
+    Raises ValueError that lists the known names.
+    """
+    if name.startswith(_SPELT):
+        return _spelt(name)
     try:
         return PROFILES[name]
     except KeyError as error:
-        raise ValueError(f"profile {name!r} is unknown; known are {', '.join(PROFILES)}") from error
+        known = ", ".join(PROFILES)
+        raise ValueError(
+            f"profile {name!r} is unknown; known are {known}, and {_SPELT}FIXED,TOKEN,DECODE in ms"
+        ) from error
+
+
+def fifo_profile(fixed_ms: float, token_ms: float, decode_ms: float) -> str:
+    """The name that `profile_named` reads back."""
+    return f"{_SPELT}{fixed_ms!r},{token_ms!r},{decode_ms!r}"
+
+
+_SPELT = "fifo:"
+
+
+def _spelt(name: str) -> Profile:
+    try:
+        fixed_ms, token_ms, decode_ms = map(float, name.removeprefix(_SPELT).split(","))
+    except ValueError as error:
+        raise ValueError(f"profile {name!r}: {_SPELT}FIXED,TOKEN,DECODE in ms is needed") from error
+    return Profile(
+        name=name,
+        prefill_fixed_ms=fixed_ms,
+        prefill_token_ms=token_ms,
+        prefill_context_ms=0.0,
+        decode_token_ms=decode_ms,
+        kv_bytes_per_token=128 << 10,
+        max_batch_tokens=8_192,
+        scheduling=Scheduling.FIFO,
+        source="spelt out by the user",
+    )

@@ -24,12 +24,10 @@ from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
 from trunkline.errors import NoWorker
 from trunkline.gateway.contracts import InferenceRequest, Pick
+from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
 from trunkline.gateway.tokenise import PromptTokens
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import AttemptEnd, Target
-
-LOOKUP_SAMPLES = 4_096
-"""Directory look-up times kept for the percentiles of a report."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +50,8 @@ class Accounts:
     """Requests routed by load alone, since nothing is known of their prompt."""
     net_gain_ms: float = 0.0
     selections: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
-    lookup_us: deque[float] = field(default_factory=lambda: deque(maxlen=LOOKUP_SAMPLES))
+    reasons: dict[str, int] = field(default_factory=dict[str, int])
+    lookup: Histogram = field(default_factory=lambda: Histogram(LOOKUP_SECONDS))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,8 +68,7 @@ class _Ticket:
 
 
 class NamespaceSource:
-    """Namespaces of the principals this gateway serves. One tenant until principals are configured.
-    """
+    """Namespaces of the principals this gateway serves. One tenant until principals are configured."""
 
     def __init__(self, derive: Callable[[int], Namespace]) -> None:
         """`derive(block_tokens)` makes the namespace for workers of that block size."""
@@ -209,7 +207,7 @@ class FleetPicker:
             expected = self._directory.match(keys).expected
             counts = [(b if b < limit else limit) * block_tokens for b in expected]
             merged = [max(a, b) for a, b in zip(merged, counts, strict=True)] if merged else counts
-        self.accounts.lookup_us.append((self._clock.now() - started) * 1_000.0)
+        self.accounts.lookup.observe((self._clock.now() - started) / 1_000.0)
         return merged
 
     def _commit(
@@ -258,6 +256,8 @@ class FleetPicker:
         accounts.decisions += 1
         accounts.queued_ms += decision.candidates.queue_ms[decision.choice]
         accounts.net_gain_ms += decision.gain.net_ms
+        reason = decision.reason.value
+        accounts.reasons[reason] = accounts.reasons.get(reason, 0) + 1
         accounts.selections[decision.worker] = accounts.selections.get(decision.worker, 0) + 1
         if self._decisions_kept:
             self.decisions.pop(decision.request_id, None)

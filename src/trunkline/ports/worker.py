@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from trunkline.core.actions import Action
+from trunkline.core.feed import WorkerFeed
 from trunkline.core.records import WorkerId
-
-if TYPE_CHECKING:
-    from trunkline.core.feed import WorkerFeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +73,27 @@ class Targets(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource:
-    """One rank's event stream, as the worker announced it."""
+    """One event stream: one data-parallel rank of one worker."""
 
-    rank: int
     endpoint: str
-    replay_endpoint: str | None
-    topic: str
+    is_bound_by_us: bool = False
+    """The publisher connects, so the subscriber listens."""
+    replay_endpoint: str | None = None
+    """None where the publisher offers no replay."""
+    topic: str = ""
+    rank: int | None = None
+    buffer_steps: int = 10_000
+    """Batches that the publisher keeps for replay."""
 
 
 class FeedRunner(Protocol):
     """Follows one event stream and hands its batches to a feed, until cancelled."""
 
-    async def __call__(self, source: EventSource, feed: WorkerFeed) -> None: ...
+    async def __call__(
+        self, source: EventSource, feed: WorkerFeed, on_action: Callable[[Action], None]
+    ) -> None:
+        """`on_action` gets what concerns the worker as a whole: trust, restarts, failure."""
+        ...
 
 
 class Fetch(Protocol):

@@ -10,62 +10,29 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
+from trunkline.core.profiles import fifo_profile
 from trunkline.errors import ConfigError, TraceError
 from trunkline.ports.clock import Clock
 from trunkline.replay.bars import Bar, check_bars, parse_bars
 from trunkline.replay.client import ClientOptions
-from trunkline.replay.counters import FleetCounters
 from trunkline.replay.formats import ReadOptions, TraceFormat, read_trace
 from trunkline.replay.page import render_page
+from trunkline.replay.plan import FEEDS, FleetPlan, StartFleet
 from trunkline.replay.progress import Progress
 from trunkline.replay.prompts import PromptOptions
 from trunkline.replay.report import PolicyRun, Report, render_text
 from trunkline.replay.results import RunFacts, Summary, summarise
-from trunkline.replay.run import Decode, ReplayOptions, replay_trace
+from trunkline.replay.run import ReplayOptions, replay_trace
 from trunkline.replay.traces import TraceRequest, pace, scale_time, spread_ticks, take
 from trunkline.replay.workloads import Workload, find_workload, load_workload
 
 PASSED, FAILED = 0, 1
 DEFAULT_POLICIES = "cache_aware,least_queue,round_robin"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetPlan:
-    """What a run needs of a fleet of simulated workers."""
-
-    policy: str
-    workers: int
-    capacity_blocks: int
-    """KV blocks of a worker, of `block_tokens` tokens each."""
-    block_tokens: int
-    prefill_fixed_ms: float
-    prefill_token_ms: float
-    decode_token_ms: float
-    time_scale: float
-
-
-class Fleet(Protocol):
-    """A gateway and its workers, up and ready."""
-
-    target_urls: Sequence[str]
-    api_key: str
-    vocab_size: int
-    decode: Decode | None
-    """Text of token ids, for the comparison of answers sent as text."""
-
-    async def counters(self) -> FleetCounters:
-        """Figures of the run so far. Asked once, after the last answer."""
-        ...
-
-    async def stop(self) -> None: ...
-
-
-StartFleet = Callable[[FleetPlan], Awaitable[Fleet]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="slow workers and arrivals down by this factor",
     )
     add("--workers", type=int, metavar="N", help="simulated workers; the workload's own by default")
+    add("--feed", choices=FEEDS, default="exact", help="how workers tell what they hold")
     add("--traces-dir", type=Path, metavar="DIR", help="where the workloads' traces lie")
     add("--format", choices=[f.value for f in TraceFormat], default="auto", help="of a trace file")
     add("--block-tokens", type=int, metavar="N", help="tokens of a block id in a trace file")
@@ -166,12 +134,13 @@ async def run(
     runs: list[PolicyRun] = []
     warnings: list[str] = []
     policies = ["target"] if arguments.target else _policies(arguments.policies)
-    for policy in policies:
+    # The baselines run first: whatever warms up in a run, the judged policy gains nothing from it.
+    for policy in [*policies[1:], policies[0]]:
         job = _Job(arguments=arguments, policy=policy, requests=requests, workload=workload)
         policy_run, run_warnings = await _run_policy(job, clock, start_fleet, err)
         runs.append(policy_run)
         warnings += [f"{policy}: {warning}" for warning in run_warnings]
-    report = _report(arguments, runs, warnings, bars)
+    report = _report(arguments, [runs[-1], *runs[:-1]], warnings, bars)
     out.write(render_text(report))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report.runs[0].summary.as_dict(), indent=2) + "\n")
@@ -265,10 +234,13 @@ def _plan(job: _Job) -> FleetPlan:
         workers=job.arguments.workers or workload.workers,
         capacity_blocks=workload.capacity_blocks,
         block_tokens=sent_tokens,
-        prefill_fixed_ms=workload.prefill_fixed_ms,
-        prefill_token_ms=workload.prefill_token_ms * trace_tokens / sent_tokens,
-        decode_token_ms=workload.decode_token_ms,
+        profile=fifo_profile(
+            workload.prefill_fixed_ms,
+            workload.prefill_token_ms * trace_tokens / sent_tokens,
+            workload.decode_token_ms,
+        ),
         time_scale=job.arguments.time_scale,
+        feed=job.arguments.feed,
     )
 
 

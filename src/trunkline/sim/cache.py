@@ -56,9 +56,8 @@ class PrefixCache:
         """All keys, sorted and packed; for comparing the directory with the truth."""
         return b"".join(sorted(self._blocks))
 
-    def holds(self, block_id: int) -> bool:
-        """Whether a block of that id is resident, under whatever key."""
-        return block_id in self._blocks.values()
+    def holds(self, key: bytes) -> bool:
+        return key in self._blocks
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -42,6 +42,7 @@ LEASE_MS = 3_000.0
 """Three heartbeats: how long a worker that vanished may still be chosen."""
 
 TICK_MS = 1_000.0
+HOT_ROOTS = 3
 _ROOT_KEY = b"trunkline fleet model, root key."
 _MAX_DIRECTORY_BLOCKS = 8_000_000
 
@@ -148,7 +149,8 @@ class FleetModel:
         self._pushed = 0
         self._tickets = 0
         self._namespaces: dict[str, Namespace] = {}
-        self._roots: Counter[int] = Counter()
+        self._hot_roots: dict[int, bytes | None] = {}
+        self._hot_holders: Counter[int] = Counter()
         self._workers: dict[WorkerId, _Worker] = {}
         for index in range(workload.workers):
             self._add_worker(WorkerId(f"w{index}"), index)
@@ -160,6 +162,8 @@ class FleetModel:
         if self._options.kill_worker_at_ms is not None:
             self._push(self._options.kill_worker_at_ms, _Kind.KILL, WorkerId("w0"))
         self._push(TICK_MS, _Kind.TICK, None)
+        roots = Counter(r.block_ids[0] for r in requests if r.block_ids and r.full_blocks)
+        self._hot_roots = dict.fromkeys(root for root, _ in roots.most_common(HOT_ROOTS))
         for number, request in enumerate(requests):
             self._run_until(request.arrival_ms)
             self._arrive(number, request)
@@ -175,9 +179,9 @@ class FleetModel:
         assert request.block_ids is not None, "the model needs block ids"
         namespace = self._namespace(number, request)
         ids = array("I", request.block_ids[: request.full_blocks])
-        if ids:
-            self._roots[ids[0]] += 1
         job = _Job(request=request, keys=chain(namespace, ids), arrival_ms=request.arrival_ms)
+        if ids and ids[0] in self._hot_roots:
+            self._hot_roots[ids[0]] = job.keys[0]
         self.outcome.input_tokens += request.input_tokens
         self._place(job, request.arrival_ms)
 
@@ -318,6 +322,10 @@ class FleetModel:
 
     def _tick(self, now: Instant) -> None:
         self._directory.expire(now)
+        for root, key in self._hot_roots.items():
+            if key is not None:
+                holders = sum(worker.cache.holds(key) for worker in self._workers.values())
+                self._hot_holders[root] = max(self._hot_holders[root], holders)
         for worker in self._workers.values():
             self._act(worker, worker.feed.tick(now), now)
         if self._heap:
@@ -357,7 +365,8 @@ class FleetModel:
     def _namespace(self, number: int, request: TraceRequest) -> Namespace:
         match self._options.isolate:
             case "session":
-                name = request.session or str(number)
+                # A sub-agent (`parent/agent`) belongs to its parent's session.
+                name = (request.session or str(number)).partition("/")[0]
             case "tenants":
                 name = f"tenant-{number % 2}"
             case _:
@@ -376,10 +385,8 @@ class FleetModel:
         outcome = self.outcome
         outcome.directory_blocks = self._directory.block_count()
         outcome.directory_bytes = self._directory.memory_bytes()
-        hottest = [root for root, _ in self._roots.most_common(3)]
         outcome.hot_prefix_holders = min(
-            (sum(w.cache.holds(root) for w in self._workers.values()) for root in hottest),
-            default=0,
+            (self._hot_holders[root] for root in self._hot_roots), default=0
         )
         for name, worker in self._workers.items():
             outcome.feed_gaps += worker.feed.stats.gaps

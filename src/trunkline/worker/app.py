@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import uvicorn
@@ -158,6 +158,7 @@ async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
     listener = _listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    options = replace(options, worker_id=options.worker_id or address)
 
     def announce() -> None:
         # Connections queue at the listener from here on, so "ready" is true already.

@@ -38,7 +38,7 @@ class WorkerOptions:
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(0, "Port to listen on; 0 lets the kernel pick.", 0, 65_535)
-    worker_id: str = _option("worker", "Name in heartbeats.")
+    worker_id: str = _option("", "Name in heartbeats; empty takes host:port, as a gateway does.")
     model: str = _option("trunkline-sim", "Model name in the API.")
     model_path: str = _option("", "Folder with tokenizer and template; empty takes the own ones.")
     max_model_len: int = _option(

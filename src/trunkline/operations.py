@@ -1,0 +1,215 @@
+"""What operators see and do: the admin port's backend over membership, picker and data plane.
+
+Translates between the records of `gateway/backend.py` and those of `control/`, which do not know
+each other. Must never: decide anything, or let a worker's key out. Read `wiring.py` for who puts it
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+from trunkline.control.member import Heartbeat as MemberHeartbeat
+from trunkline.control.member import MemberView, Mode, WorkerSpec
+from trunkline.control.membership import Membership
+from trunkline.core.directory import Directory
+from trunkline.core.records import BlockKey, WorkerId
+from trunkline.errors import ConfigError
+from trunkline.gateway.backend import Heartbeat, Refused, WorkerJob, WorkerOrder, WorkerView
+from trunkline.gateway.counters import TTFT_BOUNDS_S, Counters
+from trunkline.gateway.counters import Histogram as LatencyHistogram
+from trunkline.gateway.metrics import HistogramView, Sample, WorkerRow
+from trunkline.gateway.picker import FleetPicker
+
+_BREAKER: dict[int, Literal["closed", "open", "half-open"]] = {
+    0: "closed",
+    1: "open",
+    2: "half-open",
+}
+_MODE: dict[Mode, Literal["exact", "approximate", "digest", "blind"]] = {
+    Mode.CONNECTING: "blind",
+    Mode.EXACT: "exact",
+    Mode.DIGEST: "digest",
+    Mode.APPROXIMATE: "approximate",
+    Mode.BLIND: "blind",
+}
+
+
+class Operations:
+    """The `AdminBackend` of a gateway, and the source of its metrics."""
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        picker: FleetPicker,
+        directory: Directory,
+        counters: Counters,
+        spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec],
+    ) -> None:
+        """`spec_of(url, api_key, labels)` checks a worker's address; it raises ConfigError."""
+        self._membership = membership
+        self._picker = picker
+        self._directory = directory
+        self._counters = counters
+        self._spec_of = spec_of
+        self._keys: dict[str, str] = {}
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    async def workers(self) -> Sequence[WorkerView]:
+        return [_worker_view(view) for view in self._membership.views()]
+
+    async def worker(self, worker: WorkerId) -> WorkerView | None:
+        view = self._membership.view(self._name(worker))
+        return None if view is None else _worker_view(view)
+
+    async def add_worker(self, order: WorkerOrder) -> WorkerJob | Refused:
+        try:
+            spec = self._spec_of(order.url, order.api_key, order.labels)
+            self.add(spec)
+        except ConfigError as error:
+            return Refused(status=400, code="bad_worker", message=str(error))
+        return WorkerJob(worker=WorkerId(spec.name), state="joining")
+
+    def add(self, spec: WorkerSpec) -> None:
+        """Join a worker. Raises ConfigError at the bound."""
+        self._membership.add(spec)
+        self._keys[spec.name] = spec.endpoint.api_key
+
+    async def remove_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        name = self._name(worker)
+        self._keys.pop(name, None)
+        if not self._membership.remove(name):
+            return None
+        return WorkerJob(worker=WorkerId(name), state="removed")
+
+    async def drain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        name = self._name(worker)
+        if not self._membership.drain(name):
+            return None
+        return WorkerJob(worker=WorkerId(name), state="draining")
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    async def decisions(
+        self, *, limit: int, worker: WorkerId | None
+    ) -> Sequence[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = []
+        for decision in reversed(self._picker.decisions.values()):
+            if len(found) >= limit:
+                break
+            if worker is None or decision.worker == worker:
+                found.append(decision.as_dict())
+        return found
+
+    async def decision(self, request_id: str) -> Mapping[str, Any] | None:
+        decision = self._picker.decisions.get(request_id)
+        return None if decision is None else decision.as_dict()
+
+    # -- heartbeats ------------------------------------------------------------------------------
+
+    async def heartbeat_key(self, worker: WorkerId) -> str | None:
+        return self._keys.get(self._name(worker))
+
+    async def heartbeat(self, beat: Heartbeat) -> str | None:
+        return self._membership.heartbeat(
+            MemberHeartbeat(
+                name=self._name(beat.worker),
+                boot_nonce=beat.boot_nonce,
+                counter=beat.counter,
+                checkpoints=frozenset[BlockKey](beat.checkpoints),
+                is_complete=beat.is_complete,
+                memory_ratio=beat.memory,
+                load_ratio=beat.load,
+            )
+        )
+
+    # -- metrics ---------------------------------------------------------------------------------
+
+    def samples(self) -> Iterable[Sample]:
+        """Everything the admin port exports, as it stands now."""
+        yield from self._data_plane()
+        yield from self._reuse()
+        for view in self._membership.views():
+            yield from self._worker_row(view).samples()
+
+    def _data_plane(self) -> Iterable[Sample]:
+        counters = self._counters
+        for (route, code), count in counters.requests.items():
+            yield Sample("requests_total", count, (route, code))
+        for reason, count in counters.refusals.items():
+            yield Sample("refusals_total", count, (reason,))
+        yield Sample("requests_active", counters.active_requests)
+        yield Sample("connections_active", counters.open_clients)
+        yield Sample("retries_total", counters.retries)
+        yield Sample("ttft_seconds", _view(counters.ttft))
+        yield Sample("request_duration_seconds", _view(counters.duration), ("all",))
+
+    def _reuse(self) -> Iterable[Sample]:
+        accounts = self._picker.accounts
+        for reason, count in accounts.reasons.items():
+            yield Sample("decisions_total", count, (reason,))
+        yield Sample("prompt_tokens_total", accounts.prompt_tokens)
+        yield Sample("predicted_tokens_total", accounts.predicted_tokens)
+        yield Sample("reused_tokens_total", accounts.reused_tokens)
+        yield Sample("over_claims_total", accounts.over_claims)
+        yield Sample("prefix_indexer_size", self._directory.block_count())
+        if accounts.prompt_tokens:
+            ratio = accounts.reused_tokens / accounts.prompt_tokens
+            yield Sample("prefix_indexer_hit_ratio", ratio)
+        yield Sample("directory_lookup_seconds", accounts.lookup.view())
+
+    def _worker_row(self, view: MemberView) -> WorkerRow:
+        selections = self._picker.accounts.selections
+        return WorkerRow(
+            worker=view.name,
+            is_healthy=view.is_healthy,
+            breaker=view.breaker,
+            requests_active=sum(rank.in_flight for rank in view.ranks),
+            queue_ms=max((rank.queue_ms for rank in view.ranks), default=0.0),
+            selections_count=sum(selections.get(rank.worker, 0) for rank in view.ranks),
+            event_gaps_count=sum(rank.feed_stats.get("gaps", 0) for rank in view.ranks),
+            is_stream_untrusted=any(
+                rank.feed_state in ("relearning", "blind") for rank in view.ranks
+            ),
+        )
+
+    def _name(self, worker: WorkerId) -> str:
+        """A worker by its name or by its URL."""
+        return worker.split("://", 1)[-1].rstrip("/")
+
+
+def _worker_view(view: MemberView) -> WorkerView:
+    return WorkerView(
+        worker=WorkerId(view.name),
+        url=view.url,
+        state=_state(view),
+        mode=_MODE[view.mode],
+        reason=view.reason,
+        model_id=view.model_id,
+        labels=view.labels,
+        breaker=_BREAKER[view.breaker],
+        requests_active=sum(rank.in_flight for rank in view.ranks),
+        queue_ms=round(max((rank.queue_ms for rank in view.ranks), default=0.0), 3),
+        detail={
+            "block_tokens": view.block_tokens,
+            "capacity_blocks": view.capacity_blocks,
+            "degraded": list(view.degraded),
+            "ranks": [asdict(rank) for rank in view.ranks],
+        },
+    )
+
+
+def _state(view: MemberView) -> Literal["joining", "ready", "unhealthy", "draining"]:
+    if not view.ranks:
+        return "joining"
+    if view.is_draining:
+        return "draining"
+    return "ready" if view.is_healthy else "unhealthy"
+
+
+def _view(histogram: LatencyHistogram) -> HistogramView:
+    return HistogramView(TTFT_BOUNDS_S, tuple(histogram.buckets), histogram.sum_s)

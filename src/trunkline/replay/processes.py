@@ -1,0 +1,274 @@
+"""A fleet of real processes on this machine: simulated workers, and a gateway in front of them.
+
+Workers are kept between the runs of one command and emptied in between; each policy gets a gateway
+of its own. All listen on loopback, on ports that the kernel picks. Owns the children: what it
+started it ends, by pid. Must never: import what it starts; it speaks to them as a user would. Read
+`command.py` next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import IO, Any, Self
+
+from trunkline.errors import GatewayError, WorkerLost
+from trunkline.ports.worker import Endpoint, Fetch
+from trunkline.replay.counters import FleetCounters, counters_from_metrics, parse_metrics
+from trunkline.replay.plan import FleetPlan
+from trunkline.replay.run import Decode
+
+START_TIMEOUT_S = 120.0
+"""Sixteen interpreters starting on two busy cores take about 30 s."""
+
+STOP_TIMEOUT_S = 15.0
+READY_TIMEOUT_S = 60.0
+_ASK_MS = 10_000.0
+_COMPUTED = "vllm:prompt_tokens_by_source_total"
+
+
+class StartFailed(GatewayError):
+    """A process of the fleet did not come up. The message has the end of what it said."""
+
+    code = "start_failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """One process with its ready line."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    said: IO[bytes]
+    ready: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    async def wait_ready(self) -> None:
+        """Raises StartFailed when it ends or says nothing in time."""
+        assert self.process.stdout is not None
+        line = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                line = await self.process.stdout.readline()
+        if not line:
+            self.said.seek(0)
+            last = self.said.read()[-2_000:].decode("utf-8", "replace").strip()
+            raise StartFailed(f"{self.name} did not start: {last or 'it said nothing'}")
+        self.ready = json.loads(line)
+
+    async def stop(self) -> None:
+        """Ask it to end; end it when it does not."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
+        self.said.close()
+
+
+async def start_child(name: str, words: Sequence[str]) -> Child:
+    """Run `trunkline WORDS` with this interpreter. Its warnings go to a file that dies with it."""
+    said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by Child.stop
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "trunkline",
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=said,
+        start_new_session=True,  # Ctrl-C reaches us alone; we end them in order
+    )
+    return Child(name=name, process=process, said=said)
+
+
+class ProcessFleets:
+    """Starts fleets for replay; an async context manager that ends every process it started."""
+
+    def __init__(self, *, fetch: Fetch, decode: Decode, vocab_size: int) -> None:
+        self._fetch = fetch
+        self._decode = decode
+        self._vocab_size = vocab_size
+        self._workers: list[Child] = []
+        self._plan: FleetPlan | None = None
+        self._gateways: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await _stop_all([*self._gateways, *self._workers])
+
+    async def start(self, plan: FleetPlan) -> ProcessFleet:
+        """A gateway with the plan's policy in front of empty workers. Raises StartFailed."""
+        same = self._plan is not None and replace(self._plan, policy=plan.policy) == plan
+        admin_port = plan.admin_port or await free_port()
+        if same and plan.feed != "digest":
+            await asyncio.gather(*(self._empty(child) for child in self._workers))
+        else:
+            await _stop_all(self._workers)
+            self._workers = []
+            self._workers = await _start_workers(plan, admin_port)
+            self._plan = plan
+        gateway = await start_child("gateway", _gateway_words(plan, self._workers, admin_port))
+        self._gateways.append(gateway)
+        await gateway.wait_ready()
+        fleet = ProcessFleet(
+            gateway=gateway,
+            workers=self._workers,
+            fetch=self._fetch,
+            decode=self._decode,
+            vocab_size=self._vocab_size,
+        )
+        await fleet.wait_ready(plan.workers)
+        return fleet
+
+    async def _empty(self, worker: Child) -> None:
+        path = "/reset_prefix_cache"
+        endpoint = endpoint_of(worker.ready["url"])
+        status, _ = await self._fetch(endpoint, "POST", path, timeout_ms=_ASK_MS)
+        if status != 200:
+            raise WorkerLost(f"{worker.name}{path} answered {status}")
+
+
+class ProcessFleet:
+    """One gateway with its workers, as replay sees them."""
+
+    def __init__(
+        self,
+        *,
+        gateway: Child,
+        workers: Sequence[Child],
+        fetch: Fetch,
+        decode: Decode,
+        vocab_size: int,
+    ) -> None:
+        self.target_urls: Sequence[str] = [gateway.ready["url"]]
+        self.admin_url: str = gateway.ready["admin_url"]
+        self.api_key = ""
+        self.vocab_size = vocab_size
+        self.decode: Decode | None = decode
+        self._gateway = gateway
+        self._workers = workers
+        self._fetch = fetch
+        self._before: dict[str, float] = {}
+
+    async def wait_ready(self, count: int) -> None:
+        """Until so many workers may be chosen. Raises StartFailed."""
+        path = "/workers"
+        ready = -1
+        for _ in range(int(READY_TIMEOUT_S / 0.1)):
+            status, body = await self._ask(self.admin_url, path)
+            listed: list[dict[str, Any]] = json.loads(body)["workers"] if status == 200 else []
+            ready = sum(1 for worker in listed if worker["state"] == "ready")
+            if ready >= count:
+                self._before = await self._computed_tokens()
+                return
+            await asyncio.sleep(0.1)
+        raise StartFailed(f"{ready} of {count} workers are ready after {READY_TIMEOUT_S:.0f} s")
+
+    async def counters(self) -> FleetCounters:
+        """The gateway's own figures, and the tokens each worker computed in this run."""
+        _, metrics = await self._ask(self.admin_url, "/metrics")
+        computed = await self._computed_tokens()
+        work = {name: tokens - self._before.get(name, 0.0) for name, tokens in computed.items()}
+        told = counters_from_metrics(metrics.decode())
+        resident = resident_bytes(self._gateway.process.pid)
+        return replace(told, worker_work=work, gateway_memory_bytes=resident, transfer_bytes=0)
+
+    async def stop(self) -> None:
+        await self._gateway.stop()
+
+    async def _computed_tokens(self) -> dict[str, float]:
+        pages = await asyncio.gather(
+            *(self._ask(worker.ready["url"], "/metrics") for worker in self._workers)
+        )
+        computed: dict[str, float] = {}
+        for worker, (_, page) in zip(self._workers, pages, strict=True):
+            samples = parse_metrics(page.decode())
+            computed[worker.name] = sum(
+                sample.value
+                for sample in samples
+                if sample.name == _COMPUTED and sample.label("source") == "local_compute"
+            )
+        return computed
+
+    async def _ask(self, url: str, path: str) -> tuple[int, bytes]:
+        return await self._fetch(endpoint_of(url), "GET", path, timeout_ms=_ASK_MS)
+
+
+async def free_port() -> int:
+    """A loopback port that was free a moment ago; for addresses that must be known beforehand."""
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+def endpoint_of(url: str) -> Endpoint:
+    """The endpoint of a URL that one of our own children gave."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return Endpoint(host=host, port=int(port), host_header=f"{host}:{port}")
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory of a process, where the kernel tells."""
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+async def _start_workers(plan: FleetPlan, admin_port: int) -> list[Child]:
+    words = [
+        "worker",
+        *("--profile", plan.profile),
+        *("--time-scale", str(plan.time_scale)),
+        *("--blocks", str(plan.capacity_blocks)),
+        *("--block-size", str(plan.block_tokens)),
+        *("--feed", plan.feed),
+    ]
+    if plan.feed == "digest":
+        words += ["--heartbeat-url", f"http://127.0.0.1:{admin_port}/heartbeat"]
+    children = [await start_child(f"worker {n}", words) for n in range(plan.workers)]
+    try:
+        await asyncio.gather(*(child.wait_ready() for child in children))
+    except BaseException:
+        await _stop_all(children)
+        raise
+    return children
+
+
+def _gateway_words(plan: FleetPlan, workers: Sequence[Child], admin_port: int) -> list[str]:
+    return [
+        "serve",
+        "--worker-urls",
+        *(worker.ready["url"] for worker in workers),
+        *("--port", str(plan.port)),
+        *("--admin-port", str(admin_port)),
+        *("--policy", plan.policy),
+        *("--profile", plan.profile),
+        *("--time-scale", str(plan.time_scale)),
+        *("--block-size", str(plan.block_tokens)),
+        "--decision-header",
+    ]
+
+
+async def _stop_all(children: Sequence[Child]) -> None:
+    await asyncio.gather(*(child.stop() for child in children if child.process.returncode is None))
