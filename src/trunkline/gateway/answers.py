@@ -1,8 +1,8 @@
 """What the gateway says in its own name: error bodies, small local answers, the error frame of a
 stream.
 
-Owns the shapes of `docs/http.md`. Must never carry prompt text, a worker's address or more than 64
-bytes of what a client sent. Read `client.py` for who sends them.
+Owns their shapes. Must never carry prompt text, a worker's address or more than 64 bytes of what a
+client sent. Read `client.py` for who sends them.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ from trunkline.gateway.upstream import WorkerPool
 from trunkline.ports.clock import Clock
 
 SWEEP_MS = 250
+LAST_WORDS_S = 0.25
+"""How long a client may take to fetch the error that ends its stream."""
 _BACKLOG = 4_096
 
 Authenticate = Callable[[bytes], bool]
@@ -130,13 +132,7 @@ class Front:
             self._server.close()
         for client in list(self._clients):
             client.close_if_idle()
-        try:
-            async with asyncio.timeout(grace_ms / 1_000.0):
-                while self._clients:  # a client goes when its last byte went
-                    self._quiet.clear()
-                    await self._quiet.wait()
-        except TimeoutError:
-            pass  # the grace is over; `close` ends the rest with an error
+        await self._clients_gone(grace_ms / 1_000.0)
         await self.close()
 
     async def close(self) -> None:
@@ -153,7 +149,7 @@ class Front:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self.pool.close()
-        await asyncio.sleep(0)  # the transports' own last turn
+        await self._clients_gone(LAST_WORDS_S)
         for client in list(self._clients):
             client.abort()
 
@@ -209,6 +205,17 @@ class Front:
         return Answer(status=200 if is_ready else 503, body=msgspec.json.encode(body))
 
     # -- inside ----------------------------------------------------------------------------------
+
+    async def _clients_gone(self, limit_s: float) -> None:
+        """Until the last byte of the last client went, or the limit; the caller ends what is left."""
+        if not self._clients:
+            return
+        self._quiet.clear()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            pass  # the limit is the ordinary end of a slow client
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that is ours until it is done; `close` cancels and awaits it."""

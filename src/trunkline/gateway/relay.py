@@ -69,7 +69,8 @@ class Relay:
         self._tail_bytes = 0
         self.bytes_out = 0
         self.framing = _framing(head, takes_chunks=takes_chunks)
-        self.is_chunked_out = takes_chunks and self.framing in {Framing.CHUNKED, Framing.REST}
+        is_openended = self.framing is Framing.CHUNKED or self.framing is Framing.REST
+        self.is_chunked_out = takes_chunks and is_openended
         if head.is_chunked:
             collects = self.framing is Framing.UNCHUNKED
             self._reader = ChunkReader(takes_trailers=True, collects=collects)

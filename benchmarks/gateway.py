@@ -1,0 +1,258 @@
+"""What one request and one streamed chunk cost the gateway, beside nginx in the same run.
+
+    python benchmarks/gateway.py [--json] [--seconds 3] [--rounds 3] [--connections 32]
+
+CPU time of the serving process (utime + stime from /proc) over requests or chunks served, medians
+over rounds that alternate between the servers. `gateway_load.cpp` is client and worker at once:
+  raw   16 kB of bytes on an unread path, an answer of 190 bytes: picked and forwarded only
+  post  16 kB of JSON on /v1/chat/completions, the same answer: strictly checked, too
+  sse   200 events of 190 bytes in lock-step: the next is sent when the last was received
+The front has a picker that always takes the one worker, so this is the data plane alone: templates
+and tokens are not in it. Needs g++; nginx is left out with a reason where it is not installed.
+Compare the ratios, not the microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvloop
+
+from trunkline.adapters.clock import SystemClock
+from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
+from trunkline.core.records import WorkerId
+from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
+from trunkline.gateway.front import FrontParts, Readiness, serve_front
+
+HERE = Path(__file__).resolve().parent
+BODY_BYTES = 16_000
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+class OneWorker:
+    """The cheapest picker there can be."""
+
+    def __init__(self, port: int) -> None:
+        self._endpoint = Endpoint(host="127.0.0.1", port=port, host_header="worker")
+
+    def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
+        return Pick(worker=WorkerId("w"), endpoint=self._endpoint, body=request.body)
+
+    def first_byte(self, pick: Pick) -> None:
+        pass
+
+    def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
+        pass
+
+
+async def serve(worker_port: int) -> None:
+    """The front under test, in a process of its own. Prints its port."""
+    front = await serve_front(
+        ListenConfig(port=0),
+        FrontParts(
+            picker=OneWorker(worker_port),
+            models=lambda: b"{}",
+            readiness=lambda: Readiness(is_ready=True),
+            clock=SystemClock(),
+            dice=random.Random(1),
+            limits=LimitsConfig(),
+            upstream=UpstreamConfig(),
+            retry=RetryConfig(),
+            max_model_len=131_072,
+            version="benchmark",
+        ),
+    )
+    sys.stdout.write(f"{front.port}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+def build_load(folder: Path) -> Path:
+    binary = folder / "gateway_load"
+    source = HERE / "gateway_load.cpp"
+    subprocess.run(["g++", "-O2", "-std=c++20", "-o", binary, source], check=True)
+    return binary
+
+
+@contextmanager
+def front(worker_port: int, folder: Path) -> Iterator[tuple[int, int]]:
+    """A running front: its port and its process id."""
+    command = [sys.executable, __file__, "--serve", str(worker_port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline()), process.pid
+        finally:
+            process.kill()
+
+
+NGINX = """
+daemon off; master_process off; worker_processes 1;
+pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_body_buffer_size 64k; keepalive_requests 1000000;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  upstream worker {{ server 127.0.0.1:{worker_port}; keepalive 512; keepalive_requests 1000000; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://worker; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+@contextmanager
+def nginx(worker_port: int, folder: Path) -> Iterator[tuple[int, int]]:
+    """A running nginx with one process: its port and its process id."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = folder / "nginx.conf"
+    config.write_text(NGINX.format(folder=folder, worker_port=worker_port, port=port))
+    command = ["nginx", "-c", str(config), "-e", str(folder / "error.log")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            _await_port(port)
+            yield port, process.pid
+        finally:
+            process.kill()
+
+
+def _await_port(port: int) -> None:
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise TimeoutError(f"nothing listens on port {port} after 4 s")
+
+
+def cpu_s(process_id: int) -> float:
+    """User and system time of one process so far."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+SERVERS = {"trunkline": front, "nginx": nginx}
+
+
+def measure(
+    server: str, mode: str, connections: int, seconds: float, load: Path
+) -> dict[str, float]:
+    """One run of one server under one load."""
+    command = [load, mode, str(connections), str(seconds), str(BODY_BYTES)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        worker_port = int(process.stdout.readline())
+        with SERVERS[server](worker_port, Path(folder)) as (port, process_id):
+            process.stdin.write(f"{port}\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "begin\n", "the load did not get going"
+            before_s = cpu_s(process_id)
+            seen = json.loads(process.stdout.readline())
+            spent_s = cpu_s(process_id) - before_s
+    assert seen["failed"] == 0, f"{server} failed {seen['failed']} requests"
+    units = seen["chunks"] if mode == "sse" else seen["requests"]
+    return {
+        "cpu_us": spent_s / units * 1e6,
+        "rate_per_s": units / seen["seconds"],
+        "p50_us": seen["p50_us"],
+        "p99_us": seen["p99_us"],
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    servers = ["trunkline"]
+    skipped = ""
+    if shutil.which("nginx") is None:
+        skipped = "nginx is not installed (Debian: apt-get install nginx-light)"
+    else:
+        servers.append("nginx")
+    many = args.connections
+    loads = [("raw", many), ("raw", 1), ("post", many), ("post", 1), ("sse", many)]
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        load = build_load(Path(folder))
+        for mode, connections in loads:
+            runs: dict[str, list[dict[str, float]]] = {server: [] for server in servers}
+            for _ in range(args.rounds):
+                for server in servers:
+                    runs[server].append(measure(server, mode, connections, args.seconds, load))
+            table[f"{mode}-{connections}"] = {s: _summary(found) for s, found in runs.items()}
+    return {
+        "benchmark": "gateway", "machine": platform.platform(), "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0], "body_bytes": BODY_BYTES, "skipped": skipped,
+        "results": table,
+    }  # fmt: skip
+
+
+def _summary(runs: list[dict[str, float]]) -> dict[str, float]:
+    summary = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    cpu = [run["cpu_us"] for run in runs]
+    return {**summary, "cpu_us_low": min(cpu), "cpu_us_high": max(cpu)}
+
+
+def show(report: dict[str, object]) -> str:
+    titles = f"{'CPU us':>8} {'(low-high)':>15} {'per s':>9} {'p50 us':>9}"
+    lines = [f"{'load':10} {'server':10} {titles}"]
+    results = report["results"]
+    assert isinstance(results, dict)
+    for name, servers in results.items():
+        for server, found in servers.items():
+            spread = f"{found['cpu_us_low']:.1f}-{found['cpu_us_high']:.1f}"
+            lines.append(
+                f"{name:10} {server:10} {found['cpu_us']:8.1f} {spread:>15} "
+                f"{found['rate_per_s']:9.0f} {found['p50_us']:9.0f}"
+            )
+        if "nginx" in servers:
+            ratio = servers["trunkline"]["cpu_us"] / servers["nginx"]["cpu_us"]
+            lines.append(f"{name:10} trunkline / nginx = {ratio:.2f}")
+    if report["skipped"]:
+        lines.append(f"nginx left out: {report['skipped']}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each server under each load")
+    parser.add_argument("--connections", type=int, default=32, help="clients at a time")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is not None:
+        uvloop.run(serve(args.serve))
+        return 0
+    report = run(args)
+    sys.stdout.write((json.dumps(report, indent=2) if args.json else show(report)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
