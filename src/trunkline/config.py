@@ -279,7 +279,7 @@ class RoutingConfig:
         "llama-3.1-8b-h100", "Latency profile that prices start from, before calibration."
     )
     churn_weight: float = setting(
-        1.0,
+        1.5,
         "Extra price of a cold prefill where much was inserted lately (1 to 2).",
         unit="factor",
         low=0.0,

@@ -218,7 +218,8 @@ class _Subscription:
         except UndecodableBatch:
             actions = self._feed.undecodable(seq, now, fingerprint=fingerprint(payload))
         else:
-            actions = self._feed.live(batch, now)
+            age_ms = (self._clock.wall() - batch.sent_at) * 1_000.0
+            actions = self._feed.live(batch, now, age_ms=age_ms)
         self._carry_out(actions)
 
     # -- replays -----------------------------------------------------------------------------------

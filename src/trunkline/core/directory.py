@@ -22,6 +22,9 @@ from trunkline.core.keys import KeyChain
 from trunkline.core.records import BlockKey, EngineHash, Incarnation, Instant, Slot, WorkerId
 from trunkline.native import CONFLICT, FULL, UNKNOWN_PARENT, BlockIndex
 
+MAX_EVENT_AGE_MS = 120_000.0
+"""Older events than this are of no use; also what is assumed before the first one has come."""
+
 MAX_NAMESPACES = 65_536
 MAX_CHECKPOINTS_PER_HEARTBEAT = 4_096
 
@@ -70,6 +73,7 @@ class _Holder:
     is_trusted: bool = True
     digest: _Digest | None = None
     predicted_until: float = 0.0
+    event_age_ms: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -251,8 +255,10 @@ class Directory:
         if holder.block_tokens != chain.block_tokens:
             return
         namespace_id = self.admit_namespace(chain.namespace)
-        # One slot's predictions must expire in order, also when a TTL has just become shorter.
-        holder.predicted_until = max(holder.predicted_until, now + ttl_ms)
+        # Events that come late confirm late. And one slot's predictions must expire in order, also
+        # when a TTL has just become shorter.
+        expires_ms = now + ttl_ms + holder.event_age_ms
+        holder.predicted_until = max(holder.predicted_until, expires_ms)
         self._index.predict(
             holder.slot, namespace_id, chain.packed, holder.predicted_until, holder.max_predicted
         )
@@ -262,6 +268,18 @@ class Directory:
                 holder.digest.routed_at[key] = now
             while len(holder.digest.routed_at) > MAX_CHECKPOINTS_PER_HEARTBEAT:
                 del holder.digest.routed_at[next(iter(holder.digest.routed_at))]
+
+    def note_event_age(self, worker: WorkerId, age_ms: float) -> None:
+        """How old the worker's events are when they come; rises at once, falls by a tenth a batch.
+
+        From two wall clocks, so a hint: kept within 0 and two minutes.
+        """
+        holder = self._holders[worker]
+        age_ms = min(max(age_ms, 0.0), MAX_EVENT_AGE_MS)
+        if age_ms > holder.event_age_ms or holder.event_age_ms >= MAX_EVENT_AGE_MS:
+            holder.event_age_ms = age_ms
+        else:
+            holder.event_age_ms += 0.1 * (age_ms - holder.event_age_ms)
 
     def unpredict(self, worker: WorkerId, chain: KeyChain) -> None:
         """The request that was to fill these blocks did not."""

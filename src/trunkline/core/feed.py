@@ -25,7 +25,7 @@ from trunkline.core.actions import (
     RequestReplay,
     WorkerRestarted,
 )
-from trunkline.core.directory import Directory
+from trunkline.core.directory import MAX_EVENT_AGE_MS, Directory
 from trunkline.core.events import EventBatch
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.recovery import Recovery
@@ -132,14 +132,20 @@ class WorkerFeed:
 
     def joined(self, now: Instant) -> list[Action]:
         """The subscription is set up: learn what the publisher's ring still holds."""
+        if self._is_current():
+            self._directory.note_event_age(self.worker, MAX_EVENT_AGE_MS)  # until one has come
         if self._is_current() and self._can_replay:
             self._open(ReplayKind.LEARN, now)
         return self._finish(now)
 
-    def live(self, batch: EventBatch, now: Instant) -> list[Action]:
-        """A batch came in on the subscription."""
+    def live(self, batch: EventBatch, now: Instant, *, age_ms: float = 0.0) -> list[Action]:
+        """A batch came in on the subscription, `age_ms` after it was sent by both ends' wall clocks.
+
+        The age decides nothing but how long a decision of ours counts without confirmation.
+        """
         if self._is_wanted(batch):
             self.stats.batches += 1
+            self._directory.note_event_age(self.worker, age_ms)
             self._on_live(batch.seq, batch.fingerprint, batch, now)
         return self._finish(now)
 

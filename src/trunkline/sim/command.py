@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=_ISOLATION,
         help="one namespace for all, one a session, or two tenants by turns",
     )
-    add("--churn-weight", type=float, default=1.0, help="k of the cost formula (1)")
+    add("--churn-weight", type=float, default=1.5, help="k of the cost formula (1.5)")
     add("--seed", type=int, default=0, help="seed of all draws (0)")
     add("--no-baselines", action="store_true", help="run the policy alone")
     add(

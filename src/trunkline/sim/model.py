@@ -58,7 +58,7 @@ class ModelOptions:
     isolate: str = "none"
     """`none`: one namespace; `session`: one a session; `tenants`: two, by turns."""
     seed: int = 0
-    churn_weight: float = 1.0
+    churn_weight: float = 1.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,6 +147,7 @@ class FleetModel:
         )
         self._heap: list[tuple[float, int, _Kind, object]] = []
         self._pushed = 0
+        self._now_ms = 0.0
         self._tickets = 0
         self._namespaces: dict[str, Namespace] = {}
         self._hot_roots: dict[int, bytes | None] = {}
@@ -170,6 +171,7 @@ class FleetModel:
             if progress is not None:
                 progress()
         self._run_until(float("inf"))
+        self._flush_events()
         self._check_directory()
         return self.outcome
 
@@ -277,16 +279,18 @@ class FleetModel:
         heap = self._heap
         while heap and heap[0][0] <= limit_ms:
             now_ms, _, kind, what = heapq.heappop(heap)
+            self._now_ms = now_ms
             self._happen(Instant(now_ms), kind, what)
 
     def _happen(self, now: Instant, kind: _Kind, what: object) -> None:
+        delay_ms = self._options.event_delay_ms
         match kind, what:
             case _Kind.FIRST_TOKEN, (_Worker() as worker, int(ticket)):
                 self._first_token(worker, ticket, now)
             case _Kind.END, (_Worker() as worker, int(ticket)):
                 worker.state.queue.end(ticket, now)
             case _Kind.BATCH, (_Worker() as worker, EventBatch() as batch):
-                self._act(worker, worker.feed.live(batch, now), now)
+                self._act(worker, worker.feed.live(batch, now, age_ms=delay_ms), now)
             case _Kind.REPLAY, (_Worker() as worker, RequestReplay() as asked):
                 self._replay(worker, asked, now)
             case _Kind.TICK, _:
@@ -380,6 +384,16 @@ class FleetModel:
             )
             self._directory.admit_namespace(known)
         return known
+
+    def _flush_events(self) -> None:
+        """One more batch from each worker, that surely arrives: losses at the very end show, too."""
+        now_ms = self._now_ms
+        for worker in self._workers.values():
+            if not worker.is_dead:
+                batch = worker.publisher.publish([], is_sure=True)
+                assert batch is not None, "a sure batch arrives"
+                self._push(now_ms, _Kind.BATCH, (worker, batch))
+        self._run_until(float("inf"))
 
     def _check_directory(self) -> None:
         outcome = self.outcome

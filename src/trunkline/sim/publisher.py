@@ -27,12 +27,12 @@ class Publisher:
         self._seq = 0
         self._ring: deque[EventBatch] = deque(maxlen=RING_BATCHES)
 
-    def publish(self, events: list[CacheEvent]) -> EventBatch | None:
-        """The batch as it will arrive, or None when the link loses it."""
+    def publish(self, events: list[CacheEvent], *, is_sure: bool = False) -> EventBatch | None:
+        """The batch as it will arrive, or None when the link loses it; `is_sure` is never lost."""
         batch = EventBatch(seq=self._seq, events=tuple(events), fingerprint=self._seq)
         self._seq += 1
         self._ring.append(batch)
-        if self._loss and self._rng.random() < self._loss:
+        if self._loss and not is_sure and self._rng.random() < self._loss:
             return None
         return batch
 
