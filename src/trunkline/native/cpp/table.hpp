@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "pages.hpp"
+
 namespace trunkline {
 
 /// Spreads numbers that are not random by themselves (an engine may count its hashes up from 1).
@@ -26,7 +28,7 @@ class Table {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   std::size_t size() const { return size_; }
-  std::size_t allocated_bytes() const { return cells_.capacity() * sizeof(Cell); }
+  std::size_t allocated_bytes() const { return rounded_bytes(cells_.capacity() * sizeof(Cell)); }
   Cell& operator[](std::size_t position) { return cells_[position]; }
   const Cell& operator[](std::size_t position) const { return cells_[position]; }
 
@@ -96,14 +98,14 @@ class Table {
 
   void grow() {
     const std::size_t wanted = cells_.size() + cells_.size() * 2 / 5;
-    std::vector<Cell> old(wanted < kLeastCells ? kLeastCells : wanted, Cell::empty());
+    std::vector<Cell, PageAllocator<Cell>> old(wanted < kLeastCells ? kLeastCells : wanted, Cell::empty());
     old.swap(cells_);
     for (const Cell& cell : old) {
       if (!cell.is_empty()) place(cell);
     }
   }
 
-  std::vector<Cell> cells_;
+  std::vector<Cell, PageAllocator<Cell>> cells_;
   std::size_t size_ = 0;
 };
 
