@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trunkline.gateway.contracts import ClientError
 from trunkline.gateway.fields import FORBIDDEN
-from trunkline.gateway.strict_json import decode_object, has_negative_zero, without
+from trunkline.gateway.strict_json import MAX_MARKS, decode_object, has_negative_zero, without
 
 BROKEN: list[tuple[str, bytes, str]] = [
     ("empty", b"", "invalid_json"),
@@ -52,8 +52,9 @@ BROKEN: list[tuple[str, bytes, str]] = [
     ("a surrogate in UTF-8", b'{"a":"\xed\xa0\x80"}', "invalid_utf8"),
     ("65 levels", b'{"a":' + b"[" * 64 + b"]" * 64 + b"}", "too_deep"),
     ("65 levels of objects", b'{"a":' * 65 + b"1" + b"}" * 65, "too_deep"),
-    ("a million brackets", b"[" * 1_000_000, "too_deep"),
-    ("a million nested objects", b'{"a":' * 1_000_000, "too_deep"),
+    ("a million brackets", b"[" * 1_000_000, "too_complex"),
+    ("90,000 brackets", b"[" * 90_000, "too_deep"),
+    ("a million nested objects", b'{"a":' * 1_000_000, "too_complex"),
     ("a key twice", b'{"model":"a","model":"b"}', "duplicate_key"),
     ("a key twice, once escaped", b'{"model":"a","mod\\u0065l":"b"}', "duplicate_key"),
     ("a key twice in other case", b'{"model":"a","Model":"b"}', "duplicate_key"),
@@ -137,6 +138,38 @@ def test_twins_are_found_however_they_are_spelled(pairs: list[tuple[str, str]]) 
             decode_object(body.encode(), 64, FORBIDDEN)
     else:
         decode_object(body.encode(), 64, FORBIDDEN)
+
+
+MEBI = 1 << 20
+DENSE = {
+    "empty lists": b'{"a":[' + b"[]," * MEBI + b"1]}",
+    "nested lists": b'{"a":[' + b"[[[[[]]]]]," * (MEBI // 4) + b"1]}",
+    "empty objects": b'{"a":[' + b"{}," * MEBI + b"1]}",
+    "keys": b"{" + b",".join(b'"%x":1' % i for i in range(200_000)) + b"}",
+}
+
+
+@pytest.mark.parametrize("body", DENSE.values(), ids=DENSE.keys())
+def test_a_body_that_would_hold_the_loop_is_refused_before_it_is_decoded(body: bytes) -> None:
+    with pytest.raises(ClientError) as caught:
+        decode_object(body, 64, FORBIDDEN)
+
+    assert caught.value.refusal.code == "too_complex"
+
+
+def test_a_long_text_full_of_brackets_is_not_taken_for_structure() -> None:
+    body = json.dumps({"a": "[{:" * MEBI, "b": "\\"}).encode()
+
+    assert len(decode_object(body, 64, FORBIDDEN)[0]["a"]) == 3 * MEBI
+
+
+def test_the_bound_on_structure_is_exact() -> None:
+    pad = b'"' + b"x" * (1 << 18) + b'",'
+    body = b'{"a":[' + pad + b"[]," * (MAX_MARKS - 3) + b"1]}"
+
+    decode_object(body, 64, FORBIDDEN)
+    with pytest.raises(ClientError, match=str(MAX_MARKS)):
+        decode_object(body.replace(b"[]", b"[[]]", 1), 64, FORBIDDEN)
 
 
 @pytest.mark.parametrize("name", sorted(FORBIDDEN))

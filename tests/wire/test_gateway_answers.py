@@ -271,8 +271,11 @@ def test_a_stream_whose_worker_dies_ends_in_a_valid_error_event(
 
         async def script(served: Served) -> None:
             await served.request()
-            await served.send(SSE_HEAD + event("a") + event("b") + event("c") + rest)
+            await served.send(SSE_HEAD + event("a"))
+            await served.send(event("b") + event("c"))
             await has_read.wait()
+            await served.send(rest)
+            await asyncio.sleep(0.02)  # a reset would overtake it
             served.reset() if is_reset else served.close()
 
         async with worker(script) as w, running(FixedPicker(w)) as gateway:

@@ -207,7 +207,7 @@ class Front:
     # -- inside ----------------------------------------------------------------------------------
 
     async def _clients_gone(self, limit_s: float) -> None:
-        """Until the last byte of the last client went, or the limit; the caller ends what is left."""
+        """Until the last byte of the last client went, or the limit; the caller ends the rest."""
         if not self._clients:
             return
         self._quiet.clear()
