@@ -55,9 +55,11 @@ class NaiveWorker:
         self.copies: Counter[tuple[EngineHash, Tier]] = Counter()
         self.keys: dict[EngineHash, BlockKey] = {}
         self.predicted: dict[BlockKey, float] = {}
+        self.predicted_until = 0.0
         self.is_trusted = True
 
     def forget(self) -> None:
+        self.predicted_until = 0.0
         self.copies.clear()
         self.keys.clear()
         self.predicted.clear()
@@ -166,8 +168,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         if naive is None:
             return
         self.directory.predict(worker, CHAINS[prompt], now=Instant(self.now), ttl_ms=ttl_ms)
-        # One worker's predictions end in the order they were made.
-        until = max([self.now + ttl_ms, *naive.predicted.values()])
+        # One worker's predictions end in the order they were made, taken back or not.
+        until = naive.predicted_until = max(self.now + ttl_ms, naive.predicted_until)
         for depth in range(DEPTH):
             naive.predicted[CHAINS[prompt][depth]] = until
 

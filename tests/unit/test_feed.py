@@ -131,6 +131,29 @@ def test_joining_asks_for_the_whole_ring_and_believes_it_only_when_it_is_whole()
     assert desk.has(FeedTrusted)
 
 
+def test_a_first_batch_lost_after_an_empty_replay_is_asked_for_again() -> None:
+    desk = Desk()
+    desk.actions += desk.feed.joined(T0)
+    desk.live(batch(1, run(2)))  # batch 0 was published after the replay was served, and lost
+    desk.replay()
+    assert len(desk.asked()) == 2
+    desk.replay(batch(0, run(1)), batch(1, run(2)))
+    assert desk.held() == 2
+    assert desk.feed.state is FeedState.LIVE
+
+
+def test_a_publisher_without_a_ring_is_asked_a_bounded_number_of_times() -> None:
+    desk = Desk()
+    desk.actions += desk.feed.joined(T0)
+    desk.live(batch(500, run(1)))
+    while desk.feed.replay_id is not None:
+        desk.replay()
+        assert len(desk.asked()) <= 5
+    assert desk.feed.state is FeedState.RELEARNING
+    desk.tick(1_000.0)
+    assert desk.usable(1) == 1
+
+
 def test_a_batch_sent_three_times_counts_once() -> None:  # C30
     desk = Desk()
     first, second = batch(0, run(1)), batch(1, run(1))
@@ -243,7 +266,7 @@ def test_gaps_in_a_row_lengthen_the_pause_and_ask_for_no_replay_meanwhile() -> N
 def test_the_buffer_of_live_batches_is_bounded_and_given_up_at_the_bound() -> None:
     desk = Desk(max_buffered_batches=16)
     desk.live(batch(0, run(1)))
-    desk.live(*(batch(seq) for seq in range(2, 18)))
+    desk.live(*(batch(seq, run(seq)) for seq in range(2, 18)))
     assert desk.feed.buffered_count == 16
     desk.live(batch(18, run(18)))
     assert desk.feed.buffered_count == 0
@@ -252,6 +275,7 @@ def test_the_buffer_of_live_batches_is_bounded_and_given_up_at_the_bound() -> No
     assert desk.feed.replay_id is None
     desk.tick(1_000.0)
     assert (desk.usable(1), desk.usable(18)) == (0, 1)
+    assert desk.held() == 1, "what waited was given up, not applied"
 
 
 def test_a_long_backlog_is_worked_off_in_bounded_steps() -> None:

@@ -363,8 +363,8 @@ class WorkerFeed:
             return
         is_idle = self._sequence.buffered_count == 0
         if replay.kind is ReplayKind.LEARN:
-            if is_idle:
-                self._sequence.expect_first()
+            # Nothing was published when it was served: if what waits is not batch 0, some is lost.
+            self._sequence.expect_first()
             return
         if is_idle:
             # Not even the batch that we know: the publisher began anew and has not come so far yet.

@@ -60,8 +60,7 @@ class Sequence:
             self.release(next(iter(self._held)))
 
     def expect_first(self) -> None:
-        """The publisher has sent nothing yet: its first batch has number 0."""
-        assert not self._held
+        """The publisher had sent nothing yet: its first batch has number 0."""
         self.expected = 0
 
     # -- asking ------------------------------------------------------------------------------------
