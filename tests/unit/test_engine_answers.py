@@ -1,0 +1,88 @@
+"""What engines say about themselves, read without trusting it."""
+
+from __future__ import annotations
+
+import pytest
+
+from trunkline.control.engine import (
+    CacheFacts,
+    LoadReport,
+    ModelFacts,
+    parse_cache,
+    parse_json_load,
+    parse_metrics_load,
+    parse_models,
+)
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 7.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",num_gpu_blocks="400"} 1.0
+"""
+
+
+def test_models_and_their_lengths_are_read() -> None:
+    body = b'{"object":"list","data":[{"id":"a","max_model_len":4096,"x":1},{"id":"b"}]}'
+    assert parse_models(body) == [
+        ModelFacts(model_id="a", max_model_len=4096),
+        ModelFacts(model_id="b", max_model_len=None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b'{"data":{}}', b'{"data":[{"id":3}]}', b"\xff", b"[" * 100_000, b'{"data":[3]}'],
+)
+def test_odd_model_lists_are_no_models(body: bytes) -> None:
+    assert parse_models(body) == []
+
+
+def test_block_size_and_capacity_come_from_the_cache_config() -> None:
+    assert parse_cache(VLLM) == CacheFacts(block_tokens=32, capacity_blocks=400)
+    assert parse_cache(b"vllm:cache_config_info{block_size=\"-3\"} 1\n").block_tokens is None
+    assert parse_cache(b"nothing").capacity_blocks is None
+
+
+def test_load_is_summed_over_ranks() -> None:
+    assert parse_metrics_load(VLLM) == LoadReport(running=4, waiting=7, memory_ratio=0.25)
+
+
+def test_older_names_of_a_metric_are_known() -> None:
+    page = b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.5\n"
+    report = parse_metrics_load(page)
+    assert report is not None
+    assert report.memory_ratio == 0.5
+    assert report.waiting is None
+
+
+def test_a_sleeping_engine_says_so() -> None:
+    page = b'vllm:num_requests_running 0\nvllm:engine_sleep_state{sleep_state="awake"} 0\n'
+    report = parse_metrics_load(page)
+    assert report is not None
+    assert report.is_asleep
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"1e999", b"--3"])
+def test_numbers_that_are_none_are_passed_over(value: bytes) -> None:
+    assert parse_metrics_load(b"vllm:num_requests_running " + value + b"\n") is None
+
+
+def test_a_page_without_load_is_unknown_and_not_idle() -> None:
+    assert parse_metrics_load(b"process_cpu_seconds_total 3\n") is None
+
+
+def test_c11_both_shapes_of_a_load_endpoint_are_read() -> None:
+    assert parse_json_load(b'{"server_load": 5}') == LoadReport(
+        running=5, waiting=None, memory_ratio=None
+    )
+    sglang = b'{"loads":[{"num_running_reqs":2,"num_waiting_reqs":1},{"num_running_reqs":4}]}'
+    assert parse_json_load(sglang) == LoadReport(running=6, waiting=1, memory_ratio=None)
+    assert parse_json_load(sglang[9:-1]) == LoadReport(running=6, waiting=1, memory_ratio=None)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"server_load":"x"}', b"[]", b'{"loads":3}'])
+def test_odd_load_answers_are_unknown(body: bytes) -> None:
+    assert parse_json_load(body) is None
