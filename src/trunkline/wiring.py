@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trunkline.core.fleet import Fleet
     from trunkline.core.records import WorkerId
     from trunkline.gateway.front import FrontParts
-    from trunkline.gateway.picker import FleetPicker
+    from trunkline.gateway.picker import FleetPicker, NamespaceSource
     from trunkline.gateway.tokenise import PromptTokens
     from trunkline.ports.worker import EventSource
 
@@ -115,6 +115,7 @@ class _Core:
     directory: Directory
     fleet: Fleet
     prompts: PromptTokens
+    namespaces: NamespaceSource
     picker: FleetPicker
 
 
@@ -163,7 +164,7 @@ def _build_core(config: Config, clock: SystemClock) -> _Core:
         churn_weight=routing.churn_weight,
         time_scale=routing.time_scale,
     )
-    prompts = PromptTokens(tokenizer, template)
+    prompts, namespaces = PromptTokens(tokenizer, template), NamespaceSource(derive)
     picker = FleetPicker(
         fleet=fleet,
         directory=directory,
@@ -171,12 +172,14 @@ def _build_core(config: Config, clock: SystemClock) -> _Core:
             fleet=fleet, cost=cost, policy=routing.policy, rng=random.Random(routing.seed)
         ),
         prompts=prompts,
-        namespaces=NamespaceSource(derive),
+        namespaces=namespaces,
         clock=clock,
         decisions_kept=routing.decisions_kept,
         shows_decisions=routing.decision_header,
     )
-    return _Core(directory=directory, fleet=fleet, prompts=prompts, picker=picker)
+    return _Core(
+        directory=directory, fleet=fleet, prompts=prompts, namespaces=namespaces, picker=picker
+    )
 
 
 def _member_parts(
@@ -198,6 +201,10 @@ def _member_parts(
     )
 
     def make_feed(worker: WorkerId, source: EventSource) -> WorkerFeed:
+        state = core.fleet.get(worker)
+        assert state is not None, f"{worker} has a feed before it is in the fleet"
+        # Admitted first, so that what the worker's ring still holds is understood when it comes.
+        core.namespaces.namespace(state.block_tokens)
         can_replay = source.replay_endpoint is not None
         return WorkerFeed(
             worker, core.directory, rank=source.rank, can_replay=can_replay, limits=limits

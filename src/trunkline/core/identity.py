@@ -179,8 +179,8 @@ def _describe(scope: Scope, model: ModelIdentity) -> bytes:
     values: dict[str, str] = {"scope_kind": scope.kind.value}
     for part in ("org", "tenant", "user", "session", "public_id"):
         values[part] = getattr(scope, part)
-    for part in fields(model):
-        values[part.name] = str(getattr(model, part.name))
+    for model_field in fields(model):
+        values[model_field.name] = str(getattr(model, model_field.name))
     assert values.keys() == _FIELD_IDS.keys()
     out = [_DESCRIPTION_TAG]
     for name, field_id in sorted(_FIELD_IDS.items(), key=lambda item: item[1]):

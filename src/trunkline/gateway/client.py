@@ -446,10 +446,13 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def _log(self, result: Result) -> None:
+        route = self._route.value if self._route is not None else "none"
+        self._front.counters.count_request(route, result.status)
+        if not self._front.wants_records:
+            return
         head = self._head
         path = head.target.partition(b"?")[0][:128] if head is not None else b""
         self._front.finished(
-            self._route.value if self._route is not None else "none",
             AccessRecord(
                 request_id=self._request_id,
                 client_request_id=self._client_id,
