@@ -2,10 +2,10 @@
 
     python benchmarks/decide.py [--json] [--rounds 2000]
 
-CPU time (process time) of `Router.route` with policy cache_aware, medians over batches, for 16, 128 and
-1,000 workers under load: every worker has a queue, streams and churn, one in four holds part of the
-prefix. Beside it stands the cheapest policy of the same code (round_robin pays for the record, too), and
-the growth from one size to the next. Bars: 60, 250 and 1,500 us.
+CPU time (process time) of `Router.route` with policy cache_aware, medians over batches, for 16, 128
+and 1,000 workers under load: every worker has a queue, streams and churn, one in four holds part of
+the prefix. Beside it stands the cheapest policy of the same code (round_robin pays for the record,
+too), and the growth from one size to the next. Bars: 60, 250 and 1,500 us.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def decision_us(workers: int, policy: str, rounds: int) -> float:
         RouteRequest(
             request_id=str(n),
             prompt_tokens=4_000,
-            matched_tokens=[draw.choice((0, 0, 0, 16 * draw.randrange(250))) for _ in range(workers)],
+            matched_tokens=[
+                draw.choice((0, 0, 0, 16 * draw.randrange(250))) for _ in range(workers)
+            ],
             home_key=draw.randbytes(32),
         )
         for n in range(BATCH)
@@ -59,7 +61,9 @@ def decision_us(workers: int, policy: str, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=2_000)
     args = parser.parse_args()

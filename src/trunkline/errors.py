@@ -1,7 +1,7 @@
 """Operating errors: one class for each thing the caller can do about it.
 
-`status`, `kind` and `code` let the HTTP edge answer without a table of types. Messages name the thing, the
-value and the limit; never prompt text.
+`status`, `kind` and `code` let the HTTP edge answer without a table of types. Messages name the
+thing, the value and the limit; never prompt text.
 """
 
 from __future__ import annotations

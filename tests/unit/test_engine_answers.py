@@ -42,7 +42,7 @@ def test_odd_model_lists_are_no_models(body: bytes) -> None:
 
 def test_block_size_and_capacity_come_from_the_cache_config() -> None:
     assert parse_cache(VLLM) == CacheFacts(block_tokens=32, capacity_blocks=400)
-    assert parse_cache(b"vllm:cache_config_info{block_size=\"-3\"} 1\n").block_tokens is None
+    assert parse_cache(b'vllm:cache_config_info{block_size="-3"} 1\n').block_tokens is None
     assert parse_cache(b"nothing").capacity_blocks is None
 
 

@@ -191,9 +191,7 @@ class FixedPicker:
         self._last = 0
         self.begun = asyncio.Event()
 
-    def pick(
-        self, request: InferenceRequest, tried: frozenset[WorkerId]
-    ) -> Pick | Awaitable[Pick]:
+    def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
         self.requests.append(request)
         for name, endpoint in self.workers:
             if name not in tried and self.is_usable(name):

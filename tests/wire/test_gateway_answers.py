@@ -253,7 +253,7 @@ async def test_a_refusal_of_ours_is_not_translated_again() -> None:
 DEATHS = {
     "between two chunks": b"",
     "inside a size line": b"4",
-    "inside a chunk": b"40\r\ndata: {\"par",
+    "inside a chunk": b'40\r\ndata: {"par',
     "before the last CRLF": b"0\r\n",
 }
 

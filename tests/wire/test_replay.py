@@ -23,6 +23,7 @@ from trunkline.errors import ConfigError
 from trunkline.replay import command
 from trunkline.replay.client import Client, ClientOptions, Target
 from trunkline.replay.counters import FleetCounters
+from trunkline.replay.plan import Fleet, FleetPlan
 from trunkline.replay.prompts import PromptOptions
 from trunkline.replay.records import Reply, Verdict
 from trunkline.replay.run import Decode, ReplayOptions, ReplayResult, replay_trace
@@ -578,7 +579,7 @@ def commanded(*words: str, answer: Answer = answer_well) -> tuple[int, str, list
     async def run() -> int:
         async with serving(answer) as server:
 
-            async def start(plan: command.FleetPlan) -> command.Fleet:
+            async def start(plan: FleetPlan) -> Fleet:
                 assert plan.workers == 16
                 fleets.append(ServedFleet(server.url))
                 return fleets[-1]

@@ -57,8 +57,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Columns over the workers that passed the hard filters, in slot order. Units: tokens and ms.
-    """
+    """Columns over the workers that passed the hard filters, in slot order; tokens and ms."""
 
     workers: list[WorkerId]
     matched_tokens: list[int]

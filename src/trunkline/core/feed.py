@@ -139,7 +139,8 @@ class WorkerFeed:
         return self._finish(now)
 
     def live(self, batch: EventBatch, now: Instant, *, age_ms: float = 0.0) -> list[Action]:
-        """A batch came in on the subscription, `age_ms` after it was sent by both ends' wall clocks.
+        """A batch came in on the subscription, `age_ms` after it was sent by both ends' wall
+        clocks.
 
         The age decides nothing but how long a decision of ours counts without confirmation.
         """

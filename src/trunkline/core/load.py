@@ -80,8 +80,7 @@ class PrefillQueue:
         return self._total_ms - (served_ms if served_ms < head_ms else head_ms) + self.foreign_ms
 
     def correct(self, waiting_count: int) -> None:
-        """The worker says how many requests wait there: those beyond our own are somebody else's.
-        """
+        """The worker says how many requests wait: those beyond our own are somebody else's."""
         self.foreign_ms = max(0, waiting_count - len(self._pending)) * self.typical_ms
 
     @property

@@ -27,8 +27,7 @@ fixed part of one prefill, so that homes are kept in a calm fleet and left in a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The usable workers (never none) with what each holds and costs; all lists in the same order.
-    """
+    """The usable workers (never none) with what each holds and costs, in one order."""
 
     states: list[WorkerState]
     matched_tokens: list[int]
@@ -46,8 +45,7 @@ class Choice:
 
 
 class Policy(Protocol):
-    """One way to choose. It may keep a cursor; it must draw only from the generator it was given.
-    """
+    """One way to choose. It may keep a cursor, and draws only from the generator it was given."""
 
     def choose(self, question: Question) -> Choice: ...
 

@@ -108,8 +108,7 @@ class Router:
 def _without_full(
     states: list[WorkerState], matched: list[int], excluded: dict[WorkerId, Exclusion]
 ) -> tuple[list[WorkerState], list[int], dict[WorkerId, Exclusion]]:
-    """Workers above a watermark keep what they hold and get nothing new; unless all are above it.
-    """
+    """Workers above a watermark keep what they hold and get nothing new, unless all are."""
     if not any(state.is_full for state in states):
         return states, matched, excluded
     kept = [i for i, state in enumerate(states) if not state.is_full or matched[i]]

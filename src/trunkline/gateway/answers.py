@@ -113,9 +113,7 @@ def quoted(text: object) -> str:
     return f"`{shown}`"
 
 
-def _error_body(
-    kind: str, code: str, message: str, param: str | None, request_id: str
-) -> bytes:
+def _error_body(kind: str, code: str, message: str, param: str | None, request_id: str) -> bytes:
     error = {
         "message": message, "type": kind, "param": param, "code": code, "request_id": request_id,
     }  # fmt: skip

@@ -123,9 +123,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline_s = self._front.now_s() + limits.header_timeout_ms / 1_000.0
         if not self._front.admit(self):
             text = "too many connections"
-            self._refuse_message(
-                Refusal(status=503, code="too_many_connections", message=text)
-            )
+            self._refuse_message(Refusal(status=503, code="too_many_connections", message=text))
 
     def data_received(self, data: bytes) -> None:
         if self._state is State.BUSY:
@@ -354,9 +352,7 @@ class ClientConnection(asyncio.Protocol):
             answer = Answer(status=405, body=answer.body, headers=allow, code=answer.code)
         self._front.counters.count_refusal(refusal.code)
         has_body = self._head is None or self._head.method != "HEAD"
-        self.transport.write(
-            encode(answer, self._request_id, keeps_alive=False, has_body=has_body)
-        )
+        self.transport.write(encode(answer, self._request_id, keeps_alive=False, has_body=has_body))
         self._log(_local_result(answer))
         self._close(is_drained=False)
 

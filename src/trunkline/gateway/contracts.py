@@ -100,9 +100,7 @@ class Pick:
 class Picker(Protocol):
     """Chooses a worker for each attempt and keeps the books. Directory and routing lie behind."""
 
-    def pick(
-        self, request: InferenceRequest, tried: frozenset[WorkerId]
-    ) -> Pick | Awaitable[Pick]:
+    def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
         """Choose a worker that was not tried yet. Awaitable while a long prompt is tokenised.
 
         Raises NoWorker (503) when none is usable, Busy (429) when all are full, and ClientError or

@@ -39,6 +39,7 @@ _MAX_ANSWER_HEAD_BYTES = 64 << 10
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})')
 _RETRYABLE = frozenset({502, 503, 504})
 
+
 class Phase(Enum):
     PICKING = "picking"
     CONNECTING = "connecting"

@@ -68,7 +68,7 @@ class _Ticket:
 
 
 class NamespaceSource:
-    """Namespaces of the principals this gateway serves. One tenant until principals are configured."""
+    """Namespaces of the principals served. One tenant until principals are configured."""
 
     def __init__(self, derive: Callable[[int], Namespace]) -> None:
         """`derive(block_tokens)` makes the namespace for workers of that block size."""

@@ -55,6 +55,6 @@ class RetryBudget:
 def backoff_ms(config: RetryConfig, retry_index: int, dice: random.Random) -> float:
     """Pause before retry 0, 1, ...: doubling, capped, jittered over its upper half."""
     ceiling_ms = min(
-        config.retry_max_backoff_ms, config.retry_initial_backoff_ms * 2**min(retry_index, 16)
+        config.retry_max_backoff_ms, config.retry_initial_backoff_ms * 2 ** min(retry_index, 16)
     )
     return ceiling_ms * dice.uniform(0.5, 1.0)

@@ -1,4 +1,4 @@
-"""Time, as the shell may ask for it. Real code gets it from `adapters/clock.py`, tests from `sim/`."""
+"""Time, as the shell may ask for it. `adapters/clock.py` has the real one."""
 
 from __future__ import annotations
 

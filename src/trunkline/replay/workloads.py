@@ -93,7 +93,8 @@ WORKLOADS: dict[str, Workload] = _by_name(
             block_tokens=16,
             prefill_token_ms=0.1,
             decode_token_ms=10.0,
-            # The 95th percentile on a real vLLM engine under load; the peers' model had none at all.
+            # The 95th percentile on a real vLLM engine under load; the peers' model had none at
+            # all.
             directory_delay_ms=140.0,
         ),
     )

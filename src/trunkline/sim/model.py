@@ -386,7 +386,7 @@ class FleetModel:
         return known
 
     def _flush_events(self) -> None:
-        """One more batch from each worker, that surely arrives: losses at the very end show, too."""
+        """One more batch from each worker that surely arrives, so that the last losses show."""
         now_ms = self._now_ms
         for worker in self._workers.values():
             if not worker.is_dead:
