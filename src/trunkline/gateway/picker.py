@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from trunkline.core.cost import calibrate
 from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
-from trunkline.core.fleet import Fleet, WorkerState
-from trunkline.core.identity import Namespace
+from trunkline.core.fleet import Fleet
+from trunkline.core.identity import DIGEST_BYTES, Namespace
 from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
 from trunkline.errors import NoWorker
 from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
+from trunkline.gateway.tickets import Ticket, Tickets
 from trunkline.gateway.tokenise import PromptTokens
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import AttemptEnd, Target
@@ -52,19 +53,6 @@ class Accounts:
     selections: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
     reasons: dict[str, int] = field(default_factory=dict[str, int])
     lookup: Histogram = field(default_factory=lambda: Histogram(LOOKUP_SECONDS))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ticket:
-    """One attempt in flight."""
-
-    number: int
-    state: WorkerState
-    target: Target
-    decision: Decision
-    keys: KeyChain | None
-    sent_at: Instant
-    is_stream: bool
 
 
 class NamespaceSource:
@@ -108,8 +96,7 @@ class FleetPicker:
         self._decisions_kept = decisions_kept
         self._shows_decisions = shows_decisions
         self._targets: dict[WorkerId, Target] = {}
-        self._last_ticket = 0
-        self._unsignalled: deque[tuple[Instant, _Ticket]] = deque()
+        self._tickets = Tickets()
 
     def add_target(self, target: Target) -> None:
         """Make a worker of the fleet reachable; replaces what was known of it."""
@@ -123,7 +110,7 @@ class FleetPicker:
 
     def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
         """Choose a worker. Awaitable only while a long prompt is tokenised. Raises NoWorker,
-        ValueError.
+        ClientError for a prompt that is too long, ValueError.
         """
         if request.prompt is None:
             self.accounts.unread_prompts += 1
@@ -134,27 +121,31 @@ class FleetPicker:
         return self._pick_later(request, tokens, tried)
 
     def first_byte(self, pick: Pick) -> None:
-        ticket: _Ticket = pick.ticket
+        ticket: Ticket = pick.ticket
+        ticket.has_first_byte = True
         if not ticket.is_stream:
-            return
+            return  # its first byte is nearly its last
         now = self._clock.now()
-        self._prefill_over(ticket, now)
-        predicted_ms = (
-            ticket.decision.candidates.queue_ms[ticket.decision.choice] + ticket.decision.miss_ms
-        )
+        ticket.is_prefilled = True
+        ticket.state.queue.first_token(ticket.number, now)
+        if ticket.keys is None:
+            return  # a prompt of unknown length says nothing about speed
+        candidates, choice = ticket.decision.candidates, ticket.decision.choice
+        predicted_ms = candidates.queue_ms[choice] + ticket.decision.miss_ms
         calibrate(ticket.state.queue, predicted_ms=predicted_ms, observed_ms=now - ticket.sent_at)
 
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
-        ticket: _Ticket = pick.ticket
+        ticket: Ticket = pick.ticket
         was_open = ticket.state.queue.end(ticket.number, self._clock.now())
         assert was_open, f"attempt {ticket.number} on {pick.worker} ended twice"
+        self._tickets.close(ticket)
         ticket.target.on_ended(end)
-        if end is AttemptEnd.COMPLETE and cached_tokens is not None and ticket.keys is not None:
+        if ticket.keys is None:
+            return
+        if end is AttemptEnd.COMPLETE and cached_tokens is not None:
             self._account(ticket, ticket.keys.block_tokens, cached_tokens)
-        if end is AttemptEnd.WORKER_FAILED and ticket.keys is not None:
-            # It may be dead or may have lost its cache: what it was to hold is no longer expected
-            # there.
-            self._directory.unpredict(pick.worker, ticket.keys)
+        if not _has_filled(ticket, end):
+            self._retract(ticket, ticket.keys)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -170,7 +161,7 @@ class FleetPicker:
         self, request: InferenceRequest, tokens: array[int] | None, tried: frozenset[WorkerId]
     ) -> Pick:
         now = self._clock.now()
-        self._settle_unsignalled(now)
+        self._tickets.settle(now)
         if tokens is not None:
             request.prompt = tokens  # a second attempt does not tokenise again
         chains = self._chains(tokens)
@@ -203,7 +194,7 @@ class FleetPicker:
         started = self._clock.now()
         merged: list[int] = []
         for block_tokens, keys in chains.items():
-            limit = (len(tokens) - 1) // block_tokens
+            limit = _reusable_blocks(len(tokens), block_tokens)
             expected = self._directory.match(keys).expected
             counts = [(b if b < limit else limit) * block_tokens for b in expected]
             merged = [max(a, b) for a, b in zip(merged, counts, strict=True)] if merged else counts
@@ -223,13 +214,13 @@ class FleetPicker:
         assert state is not None, f"{worker} was chosen but is not in the fleet"
         assert target is not None, f"{worker} was chosen but has no target"
         keys = chains.get(state.block_tokens)
-        self._last_ticket += 1
-        ticket = _Ticket(
-            number=self._last_ticket,
+        ticket = Ticket(
+            number=self._tickets.next_number(),
             state=state,
             target=target,
             decision=decision,
             keys=keys,
+            owed_from=0 if keys is None else _owed_from(decision, keys),
             sent_at=now,
             is_stream=request.is_stream,
         )
@@ -238,9 +229,9 @@ class FleetPicker:
         self._fleet.churn.add(state.queue, decision.prompt_tokens - decision.matched_tokens, now)
         if keys is not None and target.predicted_ttl_ms > 0:
             self._directory.predict(worker, keys, now=now, ttl_ms=target.predicted_ttl_ms)
-        if not request.is_stream:
-            due_ms = decision.candidates.queue_ms[decision.choice] + decision.miss_ms
-            self._unsignalled.append((Instant(now + due_ms), ticket))
+        queue_ms = decision.candidates.queue_ms[decision.choice]
+        due = None if request.is_stream else Instant(now + queue_ms + decision.miss_ms)
+        self._tickets.open(ticket, due)
         self._remember(decision)
         return Pick(
             worker=worker,
@@ -265,18 +256,18 @@ class FleetPicker:
             if len(self.decisions) > self._decisions_kept:
                 self.decisions.popitem(last=False)
 
-    def _prefill_over(self, ticket: _Ticket, now: Instant) -> None:
-        ticket.state.queue.first_token(ticket.number, now)
-
-    def _settle_unsignalled(self, now: Instant) -> None:
-        """An answer that is not streamed shows its first byte only at its end; its prefill counts
-        as over when it was predicted to be.
+    def _retract(self, ticket: Ticket, keys: KeyChain) -> None:
+        """Nobody is to expect what this attempt did not fill, but for what others there will fill
+        in its place, or had filled before it.
         """
-        waiting = self._unsignalled
-        while waiting and waiting[0][0] <= now:
-            self._prefill_over(waiting.popleft()[1], now)
+        if self._fleet.get(ticket.worker) is not ticket.state:
+            return  # the worker is gone, or lives anew and never heard of this attempt
+        kept = self._tickets.hand_over(ticket)
+        if kept < len(keys):
+            lost = KeyChain(namespace=keys.namespace, packed=keys.packed[kept * DIGEST_BYTES :])
+            self._directory.unpredict(ticket.worker, lost)
 
-    def _account(self, ticket: _Ticket, block_tokens: int, cached_tokens: int) -> None:
+    def _account(self, ticket: Ticket, block_tokens: int, cached_tokens: int) -> None:
         accounts = self.accounts
         predicted = ticket.decision.matched_tokens
         accounts.reported_prompts += 1
@@ -287,6 +278,29 @@ class FleetPicker:
         if cached_tokens + block_tokens <= predicted:
             accounts.over_claims += 1
             accounts.over_claimed_tokens += predicted - cached_tokens
+
+
+def _has_filled(ticket: Ticket, end: AttemptEnd) -> bool:
+    """Whether the worker, as far as we can tell, computed the prompt and still holds it."""
+    match end:
+        case AttemptEnd.COMPLETE:
+            return ticket.has_first_byte  # an answer of 300 and above has none
+        case AttemptEnd.WORKER_FAILED:
+            return False  # it may be dead, or may have lost its cache
+        case AttemptEnd.CLIENT_GONE:
+            return ticket.has_first_byte or ticket.is_prefilled
+
+
+def _reusable_blocks(tokens: int, block_tokens: int) -> int:
+    """The last token is always computed, so the whole of a prompt is never reused."""
+    return max(0, tokens - 1) // block_tokens
+
+
+def _owed_from(decision: Decision, keys: KeyChain) -> int:
+    """The first block that nobody expected at the chosen worker; all, where all that counts was."""
+    known_blocks = decision.matched_tokens // keys.block_tokens
+    reusable_blocks = _reusable_blocks(decision.prompt_tokens, keys.block_tokens)
+    return len(keys) if 0 < known_blocks == reusable_blocks else known_blocks
 
 
 def _home_key(chains: dict[int, KeyChain]) -> bytes | None:

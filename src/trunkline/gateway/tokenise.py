@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 
-from trunkline.gateway.contracts import ChatPrompt, Prompt
+from trunkline.gateway.contracts import ChatPrompt, ClientError, Prompt, Refusal
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
 
@@ -25,13 +25,19 @@ THREADS = 2
 class PromptTokens:
     """Renders and tokenises prompts, on the loop or off it by length."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, *, max_tokens: int = 1 << 24
+    ) -> None:
+        """`max_tokens` bounds a prompt, before any work is spent on its keys."""
+        self._max_tokens = max_tokens
         self._tokenizer = tokenizer
         self._template = template
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenise")
 
     def tokens(self, prompt: Prompt) -> array[int] | Awaitable[array[int]]:
-        """Token ids (u32). Raises ValueError when the template refuses the messages."""
+        """Token ids (u32). Raises ValueError when the template refuses the messages, ClientError
+        beyond `max_tokens`.
+        """
         if isinstance(prompt, array):
             return prompt
         if prompt_characters(prompt) <= INLINE_CHARACTERS:
@@ -44,9 +50,19 @@ class PromptTokens:
 
     def _encode(self, prompt: ChatPrompt | str) -> array[int]:
         if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt, add_special_tokens=True)
-        text = self._template.render(prompt.messages, prompt.tools, prompt.template_options)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+            tokens = self._tokenizer.encode(prompt, add_special_tokens=True)
+        else:
+            text = self._template.render(prompt.messages, prompt.tools, prompt.template_options)
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        if len(tokens) > self._max_tokens:
+            param = "prompt" if isinstance(prompt, str) else "messages"
+            raise _too_long(param, len(tokens), self._max_tokens)
+        return tokens
+
+
+def _too_long(param: str, tokens: int, max_tokens: int) -> ClientError:
+    text = f"{param} has {tokens} tokens; the context has {max_tokens}"
+    return ClientError(Refusal(code="context_length_exceeded", message=text, param=param))
 
 
 def prompt_characters(prompt: ChatPrompt | str) -> int:
