@@ -7,8 +7,10 @@ over rounds that alternate between the servers. `gateway_load.cpp` is client and
   raw   16 kB of bytes on an unread path, an answer of 190 bytes: picked and forwarded only
   post  16 kB of JSON on /v1/chat/completions, the same answer: strictly checked, too
   sse   200 events of 190 bytes in lock-step: the next is sent when the last was received
-The front has a picker that always takes the one worker, so this is the data plane alone: templates
-and tokens are not in it. Needs g++; nginx is left out with a reason where it is not installed.
+  full  chat prompts of 4,000 tokens, all different behind a shared beginning, 16 workers: template,
+        tokens, block keys, directory, decision and books are in it
+In the first three the front has a picker that always takes the one worker, so they show the data
+plane alone. Needs g++; nginx is left out with a reason where it is not installed.
 Compare the ratios, not the microseconds.
 """
 
@@ -33,14 +35,21 @@ from pathlib import Path
 
 import uvloop
 
+import trunkline
 from trunkline.adapters.clock import SystemClock
-from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
+from trunkline.config import Config, LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
+from trunkline.core.fleet import WorkerState
 from trunkline.core.records import WorkerId
-from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
+from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick, Picker
 from trunkline.gateway.front import FrontParts, Readiness, serve_front
+from trunkline.ports.worker import Target
+from trunkline.wiring import build_core
 
 HERE = Path(__file__).resolve().parent
 BODY_BYTES = 16_000
+FULL_WORKERS = 16
+FULL_WORDS = 3_950
+"""Each is one token; the template adds some."""
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -60,12 +69,40 @@ class OneWorker:
         pass
 
 
-async def serve(worker_port: int) -> None:
+def real_picker(worker_port: int) -> Picker:
+    """The gateway's own picker, over 16 workers that all are the one load process."""
+    clock = SystemClock()
+    core = build_core(Config(), clock)
+    endpoint = Endpoint(host="127.0.0.1", port=worker_port, host_header="worker")
+    for index in range(FULL_WORKERS):
+        worker = WorkerId(f"w{index}")
+        slot = core.directory.join(worker, block_tokens=16)
+        core.fleet.add(WorkerState(worker=worker, slot=slot, block_tokens=16))
+        core.picker.add_target(Target(worker=worker, endpoint=endpoint, predicted_ttl_ms=5_000.0))
+    return core.picker
+
+
+def full_bodies(count: int = 500) -> str:
+    """Chat bodies of about 4,000 tokens, one a line: a quarter shared, the rest their own."""
+    model = Path(trunkline.__file__).parent / "worker" / "model" / "tokenizer.json"
+    vocabulary: dict[str, int] = json.loads(model.read_text())["model"]["vocab"]
+    words = [word[1:] for word in vocabulary if word[0] == "\u0120" and word[1:].isalpha()]
+    draw = random.Random(2)
+    shared = " ".join(draw.choice(words) for _ in range(FULL_WORDS // 4))
+    lines: list[str] = []
+    for _ in range(count):
+        own = " ".join(draw.choice(words) for _ in range(FULL_WORDS * 3 // 4))
+        messages = [{"role": "system", "content": shared}, {"role": "user", "content": own}]
+        lines.append(json.dumps({"model": "m", "stream": False, "messages": messages}))
+    return "\n".join(lines) + "\n"
+
+
+async def serve(worker_port: int, *, is_full: bool) -> None:
     """The front under test, in a process of its own. Prints its port."""
     front = await serve_front(
         ListenConfig(port=0),
         FrontParts(
-            picker=OneWorker(worker_port),
+            picker=real_picker(worker_port) if is_full else OneWorker(worker_port),
             models=lambda: b"{}",
             readiness=lambda: Readiness(is_ready=True),
             clock=SystemClock(),
@@ -93,6 +130,8 @@ def build_load(folder: Path) -> Path:
 def front(worker_port: int, folder: Path) -> Iterator[tuple[int, int]]:
     """A running front: its port and its process id."""
     command = [sys.executable, __file__, "--serve", str(worker_port)]
+    if (folder / "bodies").exists():
+        command.append("--full")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -160,17 +199,23 @@ def measure(
     server: str, mode: str, connections: int, seconds: float, load: Path
 ) -> dict[str, float]:
     """One run of one server under one load."""
-    command = [load, mode, str(connections), str(seconds), str(BODY_BYTES)]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(load), mode, str(connections), str(seconds), str(BODY_BYTES)]
+        if mode == "full":
+            bodies = Path(folder) / "bodies"
+            bodies.write_text(full_bodies())
+            command[1], command[5:] = "post", [str(bodies)]
+        return _measure(server, mode, command, Path(folder))
+
+
+def _measure(server: str, mode: str, command: list[str], folder: Path) -> dict[str, float]:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         worker_port = int(process.stdout.readline())
-        with SERVERS[server](worker_port, Path(folder)) as (port, process_id):
+        with SERVERS[server](worker_port, folder) as (port, process_id):
             process.stdin.write(f"{port}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "begin\n", "the load did not get going"
@@ -195,7 +240,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     else:
         servers.append("nginx")
     many = args.connections
-    loads = [("raw", many), ("raw", 1), ("post", many), ("post", 1), ("sse", many)]
+    loads = [("raw", many), ("raw", 1), ("post", many), ("post", 1), ("sse", many), ("full", many)]
     table: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         load = build_load(Path(folder))
@@ -245,9 +290,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each server under each load")
     parser.add_argument("--connections", type=int, default=32, help="clients at a time")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--full", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve is not None:
-        uvloop.run(serve(args.serve))
+        uvloop.run(serve(args.serve, is_full=args.full))
         return 0
     report = run(args)
     sys.stdout.write((json.dumps(report, indent=2) if args.json else show(report)) + "\n")

@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,7 +51,9 @@ struct Load {
   bool is_sse, is_raw;
   std::vector<Connection*> clients;
   std::vector<Connection*> workers;  // worker-side connection of each stream
-  std::string body, json_answer, sse_head, sse_event;
+  std::vector<std::string> bodies;  // sent in turn
+  std::size_t next_body = 0;
+  std::string json_answer, sse_head, sse_event;
   std::vector<double> latencies_us;
   long done = 0, chunks = 0, failed = 0;
   bool counts = false;
@@ -58,9 +61,10 @@ struct Load {
   Load(bool sse, bool raw, int connections, int body_bytes) : is_sse(sse), is_raw(raw), workers(connections, nullptr) {
     std::string text(body_bytes, 'x');
     for (int i = 7; i < body_bytes; i += 8) text[i] = ' ';
-    body = "{\"model\":\"m\",\"stream\":";
+    std::string body = "{\"model\":\"m\",\"stream\":";
     body += sse ? "true" : "false";
     body += ",\"messages\":[{\"role\":\"user\",\"content\":\"" + text + "\"}]}";
+    bodies.push_back(body);
     std::string payload(kEventBytes - 8, 'y');
     std::string answer = "{\"ok\":\"" + std::string(180, 'z') + "\"}";
     json_answer = "HTTP/1.1 200 OK\r\nserver: load\r\ncontent-type: application/json\r\ncontent-length: " +
@@ -71,6 +75,14 @@ struct Load {
     char size[16];
     std::snprintf(size, sizeof size, "%zx\r\n", event.size());
     sse_event = size + event + "\r\n";
+  }
+
+  // Bodies made elsewhere, one JSON object a line, in place of our own.
+  void read_bodies(const char* path) {
+    std::ifstream file(path);
+    bodies.clear();
+    for (std::string line; std::getline(file, line);) bodies.push_back(line);
+    if (bodies.empty()) die("bodies");
   }
 
   void watch(Connection* c) {
@@ -96,6 +108,7 @@ struct Load {
     c->has_head = false;
     c->events = 0;
     c->in.clear();
+    const std::string& body = bodies[next_body++ % bodies.size()];
     c->sent_at = Clock::now();
     std::string head = std::string("POST ") + (is_raw ? "/v1/raw" : "/v1/chat/completions") +
                        " HTTP/1.1\r\nhost: gateway\r\naccept: application/json\r\ncontent-type: " +
@@ -192,10 +205,11 @@ int listener(int* port) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 5 && argc != 6) return 2;
   const int connections = std::atoi(argv[2]);
   const double seconds = std::atof(argv[3]);
   Load load(std::strcmp(argv[1], "sse") == 0, std::strcmp(argv[1], "raw") == 0, connections, std::atoi(argv[4]));
+  if (argc == 6) load.read_bodies(argv[5]);
   int port = 0;
   int listen_fd = listener(&port);
   std::printf("%d\n", port);

@@ -1,0 +1,165 @@
+"""The fleet model: the acceptance bars on real traces, what disturbs a run, and isolation."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunkline.adapters.clock import SystemClock
+from trunkline.errors import ConfigError
+from trunkline.replay.workloads import find_workload, load_workload
+from trunkline.sim import command
+from trunkline.sim.model import FleetModel, ModelOptions, Outcome
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+
+
+def simulate(*words: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and figures of one `trunkline simulate ... --json`."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    out = io.StringIO()
+    code = command.run(
+        parser.parse_args([*words, "--json"]),
+        traces_dir=TRACES,
+        clock=SystemClock(),
+        out=out,
+        progress_out=io.StringIO(),
+    )
+    return code, json.loads(out.getvalue())
+
+
+def run_model(workload: str, **options: Any) -> tuple[FleetModel, Outcome]:
+    model = FleetModel(find_workload(workload), ModelOptions(**options), lambda: 0.0)
+    return model, model.run(load_workload(workload, traces_dir=TRACES))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("W1",), ("W1", "--load", "1.4"), ("W2",), ("W3",), ("W4",), ("W5",)],
+    ids=" ".join,
+)
+def test_an_acceptance_workload_passes_its_bars(words: tuple[str, ...]) -> None:
+    code, figures = simulate(*words)
+    missed = [bar for bar, verdict in figures["bars"].items() if verdict != "pass"]
+    assert missed == []
+    assert code == 0
+    assert set(figures["baselines"]) == {"round_robin", "least_queue"}
+    assert figures["limit"]["hit_tokens_ratio"] >= figures["hit_tokens_ratio"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_hits() -> float:
+    return simulate("W1", "--no-baselines")[1]["hit_tokens_ratio"]
+
+
+@pytest.mark.parametrize(
+    ("words", "points"),
+    [
+        (("--event-delay-ms", "5000"), 1.0),
+        (("--event-delay-ms", "120000"), 2.0),
+        (("--event-loss", "0.1"), 2.0),
+    ],
+    ids=["5 s late", "120 s late", "10 % lost"],
+)
+def test_a_disturbed_directory_costs_few_hits(
+    words: tuple[str, ...], points: float, undisturbed_hits: float
+) -> None:
+    code, figures = simulate("W1", "--no-baselines", *words)
+    assert code == 0
+    assert figures["hit_tokens_ratio"] >= undisturbed_hits - points / 100.0
+    assert figures["false_hits"] == 0
+
+
+def test_lost_batches_are_noticed_and_repaired() -> None:
+    _, figures = simulate("W1-smoke", "--no-baselines", "--event-loss", "0.1")
+    assert figures["feed_gaps"] > 0
+    assert figures["feed_replays"] > 16, "one to learn for each worker, and repairs"
+    assert figures["directory_agrees"] == 1
+
+
+def test_a_killed_worker_loses_no_request_and_is_not_used_after_its_lease() -> None:
+    code, figures = simulate("W1-smoke", "--no-baselines", "--kill-worker-at", "0.5")
+    assert code == 0
+    assert figures["lost"] == 0
+    assert figures["requests"] == 918
+    assert figures["retried"] > 0, "somebody was sent there before it was known"
+    assert figures["used_after_lease"] == 0
+
+
+def test_two_tenants_with_the_same_prompts_share_nothing() -> None:
+    """Each prompt comes twice, under two tenants in turn; the second finds nothing of the first."""
+    requests = load_workload("W1-smoke", traces_dir=TRACES)[:200]
+    doubled = [request for request in requests for _ in range(2)]
+    options = ModelOptions(isolate="tenants", event_delay_ms=0.0)
+    model = FleetModel(find_workload("W1-smoke"), options, lambda: 0.0)
+    both = model.run(doubled)
+    alone = FleetModel(find_workload("W1-smoke"), ModelOptions(event_delay_ms=0.0), lambda: 0.0)
+    one = alone.run(requests)
+    assert both.false_hits == 0
+    assert both.directory_blocks == 2 * one.directory_blocks, "two roots, nothing in common"
+    assert both.hit_tokens < 0.2 * both.input_tokens, "far below the half that repeats would give"
+
+
+def test_one_namespace_would_have_shared_what_two_tenants_do_not() -> None:
+    requests = load_workload("W1-smoke", traces_dir=TRACES)[:200]
+    doubled = [request for request in requests for _ in range(2)]
+    options = ModelOptions(event_delay_ms=0.0)
+    shared = FleetModel(find_workload("W1-smoke"), options, lambda: 0.0).run(doubled)
+    assert shared.hit_tokens > 0.45 * shared.input_tokens, "every second prompt is a repeat"
+
+
+def test_a_namespace_a_session_costs_agents_at_most_half_a_point() -> None:
+    _, shared = simulate("W2", "--no-baselines")
+    _, isolated = simulate("W2", "--no-baselines", "--isolate", "session")
+    assert shared["hit_tokens_ratio"] - isolated["hit_tokens_ratio"] <= 0.005
+    assert isolated["false_hits"] == 0
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    _, first = run_model("W2-smoke", seed=3, event_loss=0.05)
+    _, second = run_model("W2-smoke", seed=3, event_loss=0.05)
+    assert first.ttft_ms == second.ttft_ms
+    assert first.work_ms == second.work_ms
+
+
+def test_without_delay_or_loss_the_directory_never_promises_too_much() -> None:
+    _, outcome = run_model("W2-smoke", event_delay_ms=0.0)
+    assert outcome.over_claims == 0
+    assert outcome.directory_agrees
+
+
+def test_a_false_hit_would_be_counted() -> None:
+    """The check itself: a cache whose blocks were swapped under their keys is found out."""
+    model = FleetModel(find_workload("W2-smoke"), ModelOptions(policy="round_robin"), lambda: 0.0)
+    requests = load_workload("W2-smoke", traces_dir=TRACES)
+    model.run(requests[:100])
+    for worker in model._workers.values():  # the truth is swapped, as no code of ours could
+        blocks = worker.cache._blocks
+        for key in blocks:
+            blocks[key] += 1
+    model.run(requests[100:200])
+    assert model.outcome.false_hits > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("W1", "--event-loss", "1.5"),
+        ("W1", "--kill-worker-at", "2"),
+        ("W1", "--event-delay-ms", "-1"),
+    ],
+)
+def test_options_out_of_bounds_are_refused_by_name(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=words[1]):
+        simulate(*words)
+
+
+def test_fail_if_turns_a_figure_into_an_exit_code() -> None:
+    words = ("W2-smoke", "--no-baselines", "--fail-if", "ttft_ms.p99>1")
+    assert simulate(*words)[0] == 1
