@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from trunkline.control.member import Heartbeat as MemberHeartbeat
-from trunkline.control.member import MemberView, Mode, WorkerSpec
 from trunkline.control.membership import Membership
+from trunkline.control.views import Heartbeat as MemberHeartbeat
+from trunkline.control.views import MemberView, Mode, WorkerSpec
 from trunkline.core.directory import Directory
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.errors import ConfigError
@@ -48,13 +48,17 @@ class Operations:
         directory: Directory,
         counters: Counters,
         spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec],
+        hide: Callable[[str], None],
     ) -> None:
-        """`spec_of(url, api_key, labels)` checks a worker's address; it raises ConfigError."""
+        """`spec_of(url, api_key, labels)` checks a worker's address; it raises ConfigError.
+        `hide` keeps a key out of the logs from then on.
+        """
         self._membership = membership
         self._picker = picker
         self._directory = directory
         self._counters = counters
         self._spec_of = spec_of
+        self._hide = hide
         self._keys: dict[str, str] = {}
 
     # -- workers ---------------------------------------------------------------------------------
@@ -69,13 +73,20 @@ class Operations:
     async def add_worker(self, order: WorkerOrder) -> WorkerJob | Refused:
         try:
             spec = self._spec_of(order.url, order.api_key, order.labels)
+            known = self._membership.spec(spec.name)
+            if known is not None and known != spec:
+                text = f"{spec.name} is here with another key, URL or labels; remove it first"
+                return Refused(status=409, code="worker_exists", message=text)
             self.add(spec)
         except ConfigError as error:
             return Refused(status=400, code="bad_worker", message=str(error))
-        return WorkerJob(worker=WorkerId(spec.name), state="joining")
+        view = self._membership.view(spec.name)
+        is_joined = view is not None and bool(view.ranks)
+        return WorkerJob(worker=WorkerId(spec.name), state="ready" if is_joined else "joining")
 
     def add(self, spec: WorkerSpec) -> None:
         """Join a worker. Raises ConfigError at the bound."""
+        self._hide(spec.endpoint.api_key)
         self._membership.add(spec)
         self._keys[spec.name] = spec.endpoint.api_key
 
@@ -97,11 +108,12 @@ class Operations:
     async def decisions(
         self, *, limit: int, worker: WorkerId | None
     ) -> Sequence[Mapping[str, Any]]:
+        name = None if worker is None else self._name(worker)
         found: list[Mapping[str, Any]] = []
         for decision in reversed(self._picker.decisions.values()):
             if len(found) >= limit:
                 break
-            if worker is None or decision.worker == worker:
+            if name is None or decision.worker == name or decision.worker.startswith(f"{name}@"):
                 found.append(decision.as_dict())
         return found
 
@@ -124,6 +136,7 @@ class Operations:
                 is_complete=beat.is_complete,
                 memory_ratio=beat.memory,
                 load_ratio=beat.load,
+                block_tokens=beat.block_tokens,
             )
         )
 

@@ -25,8 +25,9 @@ from trunkline.errors import ConfigError
 
 if TYPE_CHECKING:
     from trunkline.adapters.zmq_events import EventContext
-    from trunkline.control.member import MemberParts, WorkerSpec
+    from trunkline.control.member import MemberParts
     from trunkline.control.membership import Membership
+    from trunkline.control.views import WorkerSpec
     from trunkline.core.actions import Action
     from trunkline.core.directory import Directory
     from trunkline.core.feed import WorkerFeed
@@ -54,11 +55,11 @@ def serve(config: Config) -> int:
 
     level: Any = config.observe.log_level  # both are checked against their choices already
     shape: Any = config.observe.log_format
-    observe.configure(level, shape, secrets=secret_values(config))
-    return uvloop.run(_serve(config))
+    redactor = observe.configure(level, shape, secrets=secret_values(config))
+    return uvloop.run(_serve(config, redactor.add))
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline import cli, observe
     from trunkline.adapters.zmq_events import event_context
     from trunkline.control.membership import MAX_WORKERS, Membership
@@ -71,7 +72,7 @@ async def _serve(config: Config) -> int:
     from trunkline.settings import redacted
 
     clock, stop = SystemClock(), asyncio.Event()
-    core = _build_core(config, clock)
+    core = build_core(config, clock)
     context = event_context(MAX_WORKERS)
     parts = _member_parts(config, core, clock, context)
     lease_ms = config.directory.heartbeat_ttl_ms
@@ -83,6 +84,7 @@ async def _serve(config: Config) -> int:
             directory=core.directory,
             counters=front.counters,
             spec_of=worker_spec,
+            hide=hide,
         )
         exposition = Exposition([operations], version=cli.version(), native=IMPLEMENTATION)
         admin = admin_app(
@@ -109,7 +111,7 @@ async def _serve(config: Config) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Core:
+class Core:
     """What decides, and what it is asked through."""
 
     directory: Directory
@@ -119,7 +121,11 @@ class _Core:
     picker: FleetPicker
 
 
-def _build_core(config: Config, clock: SystemClock) -> _Core:
+def build_core(config: Config, clock: SystemClock) -> Core:
+    """Directory, fleet, prompts and picker of a gateway; nothing listens, no worker is in it yet.
+
+    Raises ConfigError for a profile that is unknown or a root key that is none.
+    """
     from trunkline.adapters.template import load_template
     from trunkline.adapters.tokenizer import load_tokenizer
     from trunkline.core.cost import CostModel
@@ -164,7 +170,8 @@ def _build_core(config: Config, clock: SystemClock) -> _Core:
         churn_weight=routing.churn_weight,
         time_scale=routing.time_scale,
     )
-    prompts, namespaces = PromptTokens(tokenizer, template), NamespaceSource(derive)
+    prompts = PromptTokens(tokenizer, template, max_tokens=model.max_model_len)
+    namespaces = NamespaceSource(derive)
     picker = FleetPicker(
         fleet=fleet,
         directory=directory,
@@ -177,13 +184,13 @@ def _build_core(config: Config, clock: SystemClock) -> _Core:
         decisions_kept=routing.decisions_kept,
         shows_decisions=routing.decision_header,
     )
-    return _Core(
+    return Core(
         directory=directory, fleet=fleet, prompts=prompts, namespaces=namespaces, picker=picker
     )
 
 
 def _member_parts(
-    config: Config, core: _Core, clock: SystemClock, context: EventContext
+    config: Config, core: Core, clock: SystemClock, context: EventContext
 ) -> MemberParts:
     from trunkline import observe
     from trunkline.adapters.event_sources import discovered_sources
@@ -240,7 +247,7 @@ def _member_parts(
 
 
 def _front_parts(
-    config: Config, core: _Core, membership: Membership, clock: SystemClock
+    config: Config, core: Core, membership: Membership, clock: SystemClock
 ) -> FrontParts:
     from trunkline import cli
     from trunkline.gateway.front import FrontParts, Readiness, api_key_check
@@ -287,7 +294,7 @@ async def _keep_house(directory: Directory, clock: SystemClock) -> None:
 
 def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
     """A worker as its URL names it. Raises ConfigError for a URL that cannot be one."""
-    from trunkline.control.member import WorkerSpec
+    from trunkline.control.views import WorkerSpec
     from trunkline.ports.worker import Endpoint
 
     problem = worker_url_problem(url)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -131,9 +132,9 @@ def parse_json_load(body: bytes) -> LoadReport | None:
     )
 
 
-def _samples(metrics: bytes) -> list[tuple[str, dict[str, str], float]]:
-    found: list[tuple[str, dict[str, str], float]] = []
-    for name, raw_labels, raw_value in _SAMPLE.findall(metrics):
+def _samples(metrics: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
+    for match in _SAMPLE.finditer(metrics):
+        name, raw_labels, raw_value = match.groups(b"")
         if not name.startswith((b"vllm:", b"sglang:")):
             continue
         try:
@@ -145,8 +146,7 @@ def _samples(metrics: bytes) -> list[tuple[str, dict[str, str], float]]:
                 key.decode(): text.decode("utf-8", "replace")
                 for key, text in _LABEL.findall(raw_labels)
             }
-            found.append((name.decode(), labels, value))
-    return found
+            yield name.decode(), labels, value
 
 
 def _first(sums: dict[str, float], names: tuple[str, ...]) -> float | None:

@@ -1,7 +1,8 @@
 """One worker as the gateway knows it: found out, joined, followed, and gone.
 
-    unreachable --(answers)--> joined --(health fails)--> unhealthy --(answers again)-->
-    rediscovered
+    unreachable --(answers)--> joined --(health fails)--> unhealthy
+         ▲                       │                            │
+         └──(another than it was)┴──────(answers again)───────┘
 
 Owns the worker's place in fleet, directory and target table, one entry a data-parallel rank.
 Read `engine.py` for what engines answer, `core/feed.py` for their events.
@@ -10,19 +11,14 @@ Read `engine.py` for what engines answer, `core/feed.py` for their events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from typing import Any
 
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
-from trunkline.control.engine import (
-    CacheFacts,
-    LoadReport,
-    parse_cache,
-    parse_json_load,
-    parse_metrics_load,
-    parse_models,
-)
+from trunkline.control.engine import CacheFacts, LoadReport, parse_cache, parse_models
+from trunkline.control.load import LoadReader
+from trunkline.control.views import Heartbeat, MemberView, Mode, RankView, WorkerSpec
 from trunkline.core.actions import (
     Action,
     FeedBlind,
@@ -36,7 +32,8 @@ from trunkline.core.breaker import Breaker
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import Fleet, WorkerState
-from trunkline.core.records import BlockKey, BootInstant, Instant, WorkerId
+from trunkline.core.load import PrefillQueue
+from trunkline.core.records import BootInstant, Instant, WorkerId
 from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
@@ -53,75 +50,7 @@ from trunkline.ports.worker import (
 DISCOVERY_PAUSE_SECS = 0.5
 """Between attempts to reach a worker that has not answered yet."""
 
-LOAD_PATHS = ("/metrics", "/load", "/get_loads")
-
-
-class Mode(Enum):
-    """How we know what a worker holds."""
-
-    CONNECTING = "connecting"
-    EXACT = "exact"
-    DIGEST = "digest"
-    APPROXIMATE = "approximate"
-    BLIND = "blind"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """A worker as an operator names it."""
-
-    name: str
-    endpoint: Endpoint
-    block_tokens: int | None = None
-    """None takes what the worker says, or the configured default."""
-    labels: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """What a digest-mode worker posts each second."""
-
-    name: str
-    boot_nonce: str
-    counter: int
-    checkpoints: frozenset[BlockKey]
-    is_complete: bool
-    memory_ratio: float
-    load_ratio: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberView:
-    """One worker for operators; no secrets."""
-
-    name: str
-    url: str
-    mode: Mode
-    reason: str
-    is_healthy: bool
-    is_draining: bool
-    breaker: int
-    block_tokens: int | None
-    capacity_blocks: int | None
-    model_id: str
-    degraded: tuple[str, ...]
-    ranks: tuple[RankView, ...]
-    labels: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankView:
-    """One rank of a worker: what is in flight there and what its directory entries are worth."""
-
-    worker: WorkerId
-    incarnation: int
-    in_flight: int
-    queue_ms: float
-    scale: float
-    held_blocks: int
-    predicted_blocks: int
-    feed_state: str
-    feed_stats: dict[str, int]
+_NO_LOAD = LoadReport(running=0, waiting=0, memory_ratio=None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,14 +92,22 @@ class Member:
         self.model_id = ""
         self._parts = parts
         self._reason = "not reached yet"
+        self._trouble = ""
+        """What went wrong last, until it goes well again."""
         self._feeds: dict[WorkerId, WorkerFeed] = {}
+        self._ranks: dict[WorkerId, int] = {}
         self._facts: _Facts | None = None
         self._block_tokens: int | None = None
+        self._told_block_tokens: int | None = None
+        """What its heartbeats say."""
+        self._again = asyncio.Event()
+        """Everything is to be asked anew: it was away, or is another than it was."""
+        self._was_refused = False
+        """Nobody listened there a moment ago: whoever answers next has begun a new life."""
         self._is_draining = False
         self._failed_probes = 0
         self._good_probes = 0
-        self._degraded: dict[str, None] = {}
-        self._load_path: str | None = None
+        self._load = LoadReader(spec.name, self._get, parts.log)
         settings = parts.breaker
         self._breaker = Breaker(
             failure_threshold=settings.cb_failure_threshold,
@@ -203,18 +140,31 @@ class Member:
             parts.targets.remove_target(worker)
         self.workers = []
         self._feeds = {}
+        self._ranks = {}
+
+    def is_misread(self, heartbeat: Heartbeat) -> bool:
+        """Whether its blocks are of another size than we joined it with; then it is asked anew."""
+        if self.spec.block_tokens is not None or heartbeat.block_tokens == self._block_tokens:
+            return False
+        self._told_block_tokens = heartbeat.block_tokens
+        self._again.set()
+        return True
 
     def take_heartbeat(
         self, heartbeat: Heartbeat, boot: BootInstant, ttl_ms: float, is_new_life: bool
     ) -> None:
         """A good heartbeat: believe the worker for `ttl_ms` more, and what it says it holds."""
         parts, worker = self._parts, self.workers[0]
+        parts.fleet.renew_lease(worker, BootInstant(boot + ttl_ms))
+        self._set_full(heartbeat.memory_ratio, heartbeat.load_ratio)
+        if self._feeds:
+            return  # its events say more than any digest
         if is_new_life:
             parts.directory.restart(worker)
             parts.log.info("worker.restarted", worker=worker)
         if self.mode is not Mode.DIGEST:
             self.mode, self._reason = Mode.DIGEST, "sends heartbeats with checkpoint keys"
-            self._put_target(worker, 0)
+            self._put_target(worker)
         # A prefix that was routed there lately may still be waiting for its prefill.
         grace_ms = parts.routing.predicted_ttl_ms
         parts.directory.report(
@@ -223,8 +173,6 @@ class Member:
             is_complete=heartbeat.is_complete,
             taken_at=Instant(parts.clock.now() - grace_ms),
         )
-        parts.fleet.renew_lease(worker, BootInstant(boot + ttl_ms))
-        self._set_full(heartbeat.memory_ratio, heartbeat.load_ratio)
 
     def view(self) -> MemberView:
         parts = self._parts
@@ -234,14 +182,14 @@ class Member:
             name=self.spec.name,
             url=_url(self.spec.endpoint),
             mode=self.mode,
-            reason=self._reason,
+            reason=self._trouble or self._reason,
             is_healthy=bool(states) and all(state.is_healthy for state in states),
             is_draining=self._is_draining,
             breaker=self._breaker.state(parts.clock.now()).value,
             block_tokens=self._block_tokens,
             capacity_blocks=cache.capacity_blocks if cache else None,
             model_id=self.model_id,
-            degraded=tuple(self._degraded),
+            degraded=("load",) if self._load.is_unknown else (),
             ranks=tuple(self._rank_view(state) for state in states),
             labels=dict(self.spec.labels),
         )
@@ -253,7 +201,7 @@ class Member:
             try:
                 return await self._ask()
             except (WorkerLost, WorkerTimeout) as error:
-                self._reason = str(error)
+                self._trouble = str(error)
                 self._parts.log.warning("worker.unreachable", worker=self.spec.name, why=str(error))
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
 
@@ -265,11 +213,7 @@ class Member:
         if not models:
             raise WorkerLost(f"{self.spec.name}/v1/models lists no model")
         status, metrics = await self._get("/metrics")
-        cache = (
-            parse_cache(metrics)
-            if status == 200
-            else CacheFacts(block_tokens=None, capacity_blocks=None)
-        )
+        cache = parse_cache(metrics if status == 200 else b"")
         status, announced = await self._get("/kv_event_sources")
         host = self.spec.endpoint.host
         sources = self._parts.find_sources(announced, host) if status == 200 else []
@@ -277,17 +221,37 @@ class Member:
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         timeout_ms = self._parts.health.health_check_timeout_secs * 1_000.0
-        return await self._parts.fetch(self.spec.endpoint, "GET", path, timeout_ms=timeout_ms)
+        try:
+            answer = await self._parts.fetch(self.spec.endpoint, "GET", path, timeout_ms=timeout_ms)
+        except WorkerLost as error:
+            self._was_refused |= isinstance(error.__cause__, ConnectionRefusedError)
+            raise
+        if self._was_refused and self._is_healthy():
+            self._again.set()
+        return answer
 
     def _join(self, facts: _Facts) -> None:
         """A new incarnation of each rank, knowing nothing of what an earlier one held (C24)."""
         parts = self._parts
+        # What we sent there and has not ended is still in flight, whatever the worker is now.
+        queues = {w: state.queue for w in self.workers if (state := parts.fleet.get(w))}
         self.leave()
-        self._facts = facts
+        self._facts, self._was_refused, self._trouble = facts, False, ""
+        self._again.clear()
         self.model_id = facts.model_id
         block_tokens = (
-            self.spec.block_tokens or facts.cache.block_tokens or parts.default_block_tokens
+            self.spec.block_tokens
+            or self._told_block_tokens
+            or facts.cache.block_tokens
+            or parts.default_block_tokens
         )
+        if self._block_tokens not in (None, block_tokens):
+            parts.log.warning(
+                "worker.block_size_changed",
+                worker=self.spec.name,
+                was=self._block_tokens,
+                block_tokens=block_tokens,
+            )
         self._block_tokens = block_tokens
         ranks = [source.rank or 0 for source in facts.sources] or [0]
         self.mode = Mode.EXACT if facts.sources else Mode.APPROXIMATE
@@ -304,26 +268,32 @@ class Member:
                 worker, block_tokens=block_tokens, max_predicted=capacity or 1 << 20
             )
             state = WorkerState(
-                worker=worker, slot=slot, block_tokens=block_tokens, is_draining=self._is_draining
+                worker=worker,
+                slot=slot,
+                block_tokens=block_tokens,
+                queue=queues.get(worker) or PrefillQueue(),
+                is_draining=self._is_draining,
             )
             parts.fleet.add(state)
             self.workers.append(worker)
-            self._put_target(worker, rank)
+            self._ranks[worker] = rank
+            self._put_target(worker)
             if facts.sources:
                 self._feeds[worker] = parts.make_feed(worker, facts.sources[index])
         parts.log.info(
             "worker.joined", worker=self.spec.name, mode=self.mode.value, block_tokens=block_tokens
         )
+        self._sync_breaker()
         parts.joined.set()
 
-    def _put_target(self, worker: WorkerId, rank: int) -> None:
+    def _put_target(self, worker: WorkerId) -> None:
         routing = self._parts.routing
         is_exact = self.mode is Mode.EXACT
         self._parts.targets.add_target(
             Target(
                 worker=worker,
                 endpoint=self.spec.endpoint,
-                headers=(("x-data-parallel-rank", str(rank)),) if "@" in worker else (),
+                headers=self._rank_headers(worker),
                 predicted_ttl_ms=routing.predicted_ttl_ms
                 if is_exact
                 else routing.approximate_ttl_ms,
@@ -333,22 +303,35 @@ class Member:
             )
         )
 
+    def _rank_headers(self, worker: WorkerId) -> tuple[tuple[str, str], ...]:
+        if len(self._ranks) == 1 and worker == self.spec.name:
+            return ()
+        return (("x-data-parallel-rank", str(self._ranks[worker])),)
+
     # -- following -------------------------------------------------------------------------------
 
     async def _follow(self, facts: _Facts) -> None:
-        """Until the worker was away and is back: then everything is asked anew."""
-        tasks = [asyncio.create_task(self._follow_load())]
+        """Until the worker was away and is back, or is another than it was."""
+        following = [self._follow_load(), self._follow_health()]
         for worker, source in zip(self.workers, facts.sources, strict=False):
-            tasks.append(asyncio.create_task(self._follow_events(source, self._feeds[worker])))
-        try:
-            await self._follow_health()
-        finally:
+            feed = self._feeds[worker]
+            following.append(self._parts.run_feed(source, feed, self._on_feed_action))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._keep(work)) for work in following]
+            await self._again.wait()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow_events(self, source: EventSource, feed: WorkerFeed) -> None:
-        await self._parts.run_feed(source, feed, self._on_feed_action)
+    async def _keep(self, work: Coroutine[Any, Any, None]) -> None:  # Any: what it awaits
+        """A mistake of ours with one worker must not end all others: it is written down, and this
+        worker is asked anew.
+        """
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  # logged with its trace; see above
+            self._parts.log.error("worker.follow_failed", cause=error, worker=self.spec.name)
+            await asyncio.sleep(DISCOVERY_PAUSE_SECS)
+            self._again.set()
 
     def _on_feed_action(self, action: Action) -> None:
         """What a feed says of the worker as a whole."""
@@ -356,8 +339,10 @@ class Member:
         match action:
             case FeedFailed():
                 # Nothing more will come: learn from our own routing instead (C103).
+                # What was learnt can no longer be corrected.
                 self.mode, self._reason = Mode.APPROXIMATE, action.reason
-                self._put_target(action.worker, self.workers.index(action.worker))
+                self._parts.directory.clear(action.worker)
+                self._put_target(action.worker)
                 log.warning("feed.failed", worker=action.worker, why=action.reason)
             case FeedBlind():
                 self.mode, self._reason = Mode.BLIND, action.reason
@@ -372,67 +357,58 @@ class Member:
                 raise AssertionError("the runner carries out replays itself")
 
     async def _follow_health(self) -> None:
-        """Returns when a worker that was unhealthy answers well again."""
+        """Takes the worker out, and has it asked anew when it answers well again."""
         settings = self._parts.health
+        self._failed_probes = self._good_probes = 0
         while True:
             await asyncio.sleep(settings.health_check_interval_secs)
             if await self._probe():
-                self._failed_probes = 0
+                self._failed_probes, self._trouble = 0, ""
                 self._good_probes += 1
-                was_away = not self._is_healthy()
-                if was_away and self._good_probes >= settings.health_success_threshold:
-                    return
+                is_enough = self._good_probes >= settings.health_success_threshold
+                if is_enough and not self._is_healthy():
+                    self._again.set()
             else:
                 self._good_probes = 0
                 self._failed_probes += 1
                 if self._failed_probes >= settings.health_failure_threshold and self._is_healthy():
-                    self._set_healthy(False)
+                    self._set_unhealthy()
             self._sync_breaker()
 
     async def _probe(self) -> bool:
+        path = self._parts.health.health_check_endpoint
         try:
-            status, _ = await self._get(self._parts.health.health_check_endpoint)
+            status, _ = await self._get(path)
         except (WorkerLost, WorkerTimeout) as error:
-            self._reason = str(error)
+            self._trouble = str(error)
             return False
+        if status != 200:
+            self._trouble = f"{self.spec.name}{path} answered {status}"
         return status == 200
 
     def _is_healthy(self) -> bool:
         states = [self._parts.fleet.get(worker) for worker in self.workers]
         return all(state is not None and state.is_healthy for state in states)
 
-    def _set_healthy(self, is_healthy: bool) -> None:
-        self._parts.log.warning("worker.unhealthy", worker=self.spec.name, why=self._reason)
+    def _set_unhealthy(self) -> None:
+        self._parts.log.warning("worker.unhealthy", worker=self.spec.name, why=self._trouble)
         for worker in self.workers:
-            self._parts.fleet.update(worker, is_healthy=is_healthy)
+            self._parts.fleet.update(worker, is_healthy=False)
 
     async def _follow_load(self) -> None:
+        assert self._facts is not None, "followed before it was asked"
         while True:
-            report = await self._read_load()
-            if report is not None:
-                self._take_load(report)
-            await asyncio.sleep(self._parts.health.load_interval_secs)
-
-    async def _read_load(self) -> LoadReport | None:
-        """Ask where it answered last; else try each way an engine may have (C11)."""
-        for path in (self._load_path,) if self._load_path else LOAD_PATHS:
             try:
-                status, body = await self._get(path)
+                reading = await self._load.read()
             except (WorkerLost, WorkerTimeout):
-                return None  # its health probe says so
-            parse = parse_metrics_load if path == "/metrics" else parse_json_load
-            report = parse(body) if status == 200 else None
-            if report is not None:
-                self._load_path = path
-                self._degraded.pop("load", None)
-                return report
-        self._load_path = None
-        if "load" not in self._degraded:
-            self._degraded["load"] = None
-            self._parts.log.warning(
-                "worker.load_unknown", worker=self.spec.name, tried=" ".join(LOAD_PATHS)
-            )
-        return None
+                self._take_load(_NO_LOAD)  # its health probe says so
+            else:
+                self._take_load(reading.report or _NO_LOAD)
+                cache = reading.cache
+                is_known = cache is not None and cache.block_tokens is not None
+                if is_known and cache != self._facts.cache:
+                    self._again.set()  # restarted with other settings (C24)
+            await asyncio.sleep(self._parts.health.load_interval_secs)
 
     def _take_load(self, report: LoadReport) -> None:
         for worker in self.workers:

@@ -12,7 +12,9 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from trunkline.control.member import Heartbeat, Member, MemberParts, MemberView, WorkerSpec
+from trunkline.control.member import Member, MemberParts
+from trunkline.control.views import Heartbeat, MemberView, WorkerSpec
+from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.leases import LeaseTable
 from trunkline.errors import ConfigError
 
@@ -67,10 +69,16 @@ class Membership:
         if member is None:
             return False
         self._tasks.pop(name).cancel()
+        workers = list(member.workers)
         member.leave()
-        for worker in member.workers:
+        for worker in workers:
             self._leases.forget(worker)
         return True
+
+    def spec(self, name: str) -> WorkerSpec | None:
+        """How a worker was named when it was added; None when it is unknown."""
+        member = self._members.get(name)
+        return member.spec if member else None
 
     def drain(self, name: str) -> bool:
         """Send no new requests there; what runs goes on. False when it is unknown."""
@@ -84,6 +92,10 @@ class Membership:
         member = self._members.get(heartbeat.name)
         if member is None or not member.workers:
             return f"{heartbeat.name}: no such worker here, or it is not reachable yet"
+        if len(heartbeat.checkpoints) > MAX_CHECKPOINTS_PER_HEARTBEAT:
+            return f"{heartbeat.name}: more than {MAX_CHECKPOINTS_PER_HEARTBEAT} checkpoint keys"
+        if member.is_misread(heartbeat):
+            return f"{heartbeat.name}: joined with another block size; it is asked anew"
         worker = member.workers[0]
         boot = self._parts.clock.boot()
         before = self._leases.boot_nonce(worker)

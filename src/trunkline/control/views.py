@@ -1,0 +1,83 @@
+"""What goes in and out of the membership: a worker as named, as heard of, and as shown.
+
+Plain records; no secret but the one inside an `Endpoint`, which is never printed. Read `member.py`
+next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from trunkline.core.records import BlockKey, WorkerId
+from trunkline.ports.worker import Endpoint
+
+
+class Mode(Enum):
+    """How we know what a worker holds."""
+
+    CONNECTING = "connecting"
+    EXACT = "exact"
+    DIGEST = "digest"
+    APPROXIMATE = "approximate"
+    BLIND = "blind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """A worker as an operator names it."""
+
+    name: str
+    endpoint: Endpoint
+    block_tokens: int | None = None
+    """None takes what the worker says, or the configured default."""
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """What a digest-mode worker posts each second."""
+
+    name: str
+    boot_nonce: str
+    counter: int
+    checkpoints: frozenset[BlockKey]
+    is_complete: bool
+    memory_ratio: float
+    load_ratio: float
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """One worker for operators; no secrets."""
+
+    name: str
+    url: str
+    mode: Mode
+    reason: str
+    is_healthy: bool
+    is_draining: bool
+    breaker: int
+    block_tokens: int | None
+    capacity_blocks: int | None
+    model_id: str
+    degraded: tuple[str, ...]
+    ranks: tuple[RankView, ...]
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One rank of a worker: what is in flight there and what its directory entries are worth."""
+
+    worker: WorkerId
+    incarnation: int
+    in_flight: int
+    queue_ms: float
+    scale: float
+    """Measured over predicted time, as calibration has it."""
+    held_blocks: int
+    predicted_blocks: int
+    feed_state: str
+    feed_stats: dict[str, int]
