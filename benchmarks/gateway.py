@@ -192,6 +192,12 @@ def cpu_s(process_id: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
+def resident_kib(process_id: int) -> int:
+    """Memory of one process."""
+    pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
 SERVERS = {"trunkline": front, "nginx": nginx}
 
 
@@ -219,9 +225,10 @@ def _measure(server: str, mode: str, command: list[str], folder: Path) -> dict[s
             process.stdin.write(f"{port}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "begin\n", "the load did not get going"
-            before_s = cpu_s(process_id)
+            before_s, before_kib = cpu_s(process_id), resident_kib(process_id)
             seen = json.loads(process.stdout.readline())
             spent_s = cpu_s(process_id) - before_s
+            grown_kib = resident_kib(process_id) - before_kib
     assert seen["failed"] == 0, f"{server} failed {seen['failed']} requests"
     units = seen["chunks"] if mode == "sse" else seen["requests"]
     return {
@@ -229,6 +236,8 @@ def _measure(server: str, mode: str, command: list[str], folder: Path) -> dict[s
         "rate_per_s": units / seen["seconds"],
         "p50_us": seen["p50_us"],
         "p99_us": seen["p99_us"],
+        "requests": seen["requests"],
+        "grown_kib": grown_kib,
     }
 
 
@@ -264,7 +273,7 @@ def _summary(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def show(report: dict[str, object]) -> str:
-    titles = f"{'CPU us':>8} {'(low-high)':>15} {'per s':>9} {'p50 us':>9}"
+    titles = f"{'CPU us':>8} {'(low-high)':>15} {'per s':>9} {'p50 us':>9} {'grown KiB':>9}"
     lines = [f"{'load':10} {'server':10} {titles}"]
     results = report["results"]
     assert isinstance(results, dict)
@@ -273,7 +282,7 @@ def show(report: dict[str, object]) -> str:
             spread = f"{found['cpu_us_low']:.1f}-{found['cpu_us_high']:.1f}"
             lines.append(
                 f"{name:10} {server:10} {found['cpu_us']:8.1f} {spread:>15} "
-                f"{found['rate_per_s']:9.0f} {found['p50_us']:9.0f}"
+                f"{found['rate_per_s']:9.0f} {found['p50_us']:9.0f} {found['grown_kib']:9.0f}"
             )
         if "nginx" in servers:
             ratio = servers["trunkline"]["cpu_us"] / servers["nginx"]["cpu_us"]

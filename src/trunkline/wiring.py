@@ -56,10 +56,11 @@ def serve(config: Config) -> int:
     level: Any = config.observe.log_level  # both are checked against their choices already
     shape: Any = config.observe.log_format
     redactor = observe.configure(level, shape, secrets=secret_values(config))
-    return uvloop.run(_serve(config, redactor.add))
+    return uvloop.run(run_gateway(config, redactor.add))
 
 
-async def _serve(config: Config, hide: Callable[[str], None]) -> int:
+async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
+    """Serve until SIGINT or SIGTERM, on the running loop. `hide` keeps a secret out of logs."""
     from trunkline import cli, observe
     from trunkline.adapters.zmq_events import event_context
     from trunkline.control.membership import MAX_WORKERS, Membership

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import IO, Any, Self
 
+from trunkline.core.profiles import profile_named
 from trunkline.errors import GatewayError, WorkerLost
 from trunkline.ports.worker import Endpoint, Fetch
 from trunkline.replay.counters import FleetCounters, counters_from_metrics, parse_metrics
@@ -135,6 +136,7 @@ class ProcessFleets:
             fetch=self._fetch,
             decode=self._decode,
             vocab_size=self._vocab_size,
+            token_bytes=profile_named(plan.profile).kv_bytes_per_token,
         )
         await fleet.wait_ready(plan.workers)
         return fleet
@@ -158,6 +160,7 @@ class ProcessFleet:
         fetch: Fetch,
         decode: Decode,
         vocab_size: int,
+        token_bytes: int,
     ) -> None:
         self.target_urls: Sequence[str] = [gateway.ready["url"]]
         self.admin_url: str = gateway.ready["admin_url"]
@@ -167,6 +170,7 @@ class ProcessFleet:
         self._gateway = gateway
         self._workers = workers
         self._fetch = fetch
+        self._token_bytes = token_bytes
         self._before: dict[str, float] = {}
 
     async def wait_ready(self, count: int) -> None:
@@ -189,11 +193,26 @@ class ProcessFleet:
         computed = await self._computed_tokens()
         work = {name: tokens - self._before.get(name, 0.0) for name, tokens in computed.items()}
         told = counters_from_metrics(metrics.decode())
-        resident = resident_bytes(self._gateway.process.pid)
-        return replace(told, worker_work=work, gateway_memory_bytes=resident, transfer_bytes=0)
+        return replace(
+            told,
+            worker_work=work,
+            gateway_memory_bytes=resident_bytes(self._gateway.process.pid),
+            kv_memory_bytes=await self._kv_bytes(),
+            transfer_bytes=0,  # no worker can pull yet
+        )
 
     async def stop(self) -> None:
         await self._gateway.stop()
+
+    async def _kv_bytes(self) -> int:
+        """Modelled KV of all blocks that the gateway knows, or expects, to be resident."""
+        _, body = await self._ask(self.admin_url, "/workers")
+        tokens = sum(
+            (rank["held_blocks"] or rank["predicted_blocks"]) * worker["detail"]["block_tokens"]
+            for worker in json.loads(body)["workers"]
+            for rank in worker["detail"]["ranks"]
+        )
+        return tokens * self._token_bytes
 
     async def _computed_tokens(self) -> dict[str, float]:
         pages = await asyncio.gather(
