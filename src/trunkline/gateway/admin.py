@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trunkline.config import worker_url_problem
+from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.errors import GatewayError
 from trunkline.gateway import metrics
@@ -54,7 +55,8 @@ class _HeartbeatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot_nonce: Annotated[str, Meta(min_length=1, max_length=128)]
     counter: Annotated[int, Meta(ge=0, lt=2**53)]
     checkpoints: Annotated[
-        tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=16_384)
+        tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...],
+        Meta(max_length=MAX_CHECKPOINTS_PER_HEARTBEAT),
     ]
     complete: bool
     memory: Annotated[float, Meta(ge=0.0, le=1.0)]
