@@ -558,6 +558,7 @@ class ServedFleet:
     def __init__(self, url: str) -> None:
         self.target_urls: Sequence[str] = [url]
         self.api_key = "key"
+        self.model = "m"
         self.vocab_size = VOCAB
         self.decode: Decode | None = None
         self.is_stopped = False

@@ -137,4 +137,5 @@ def _error_code(body: bytes) -> str:
         error = msgspec.json.decode(decoded.get("error", b"{}"), type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "no JSON error"
-    return str(error.get("code") or error.get("type") or "no code")[:60]
+    code = error.get("code")  # engines repeat the status there; their type says more
+    return str((code if isinstance(code, str) else "") or error.get("type") or "no code")[:60]

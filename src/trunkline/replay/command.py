@@ -202,6 +202,7 @@ async def _run_policy(
         try:
             options = replace(
                 options,
+                model=options.model or fleet.model,
                 client=replace(options.client, api_key=fleet.api_key),
                 prompt=replace(options.prompt, vocab_size=fleet.vocab_size),
                 decode=fleet.decode,

@@ -36,6 +36,8 @@ class Fleet(Protocol):
 
     target_urls: Sequence[str]
     api_key: str
+    model: str
+    """Asked for where the user names none: what a trace calls its model is not served here."""
     vocab_size: int
     decode: Decode | None
     """Text of token ids, for the comparison of answers sent as text."""

@@ -32,6 +32,7 @@ START_TIMEOUT_S = 120.0
 
 STOP_TIMEOUT_S = 15.0
 READY_TIMEOUT_S = 60.0
+MODEL = "trunkline-sim"
 _ASK_MS = 10_000.0
 _COMPUTED = "vllm:prompt_tokens_by_source_total"
 
@@ -165,6 +166,7 @@ class ProcessFleet:
         self.target_urls: Sequence[str] = [gateway.ready["url"]]
         self.admin_url: str = gateway.ready["admin_url"]
         self.api_key = ""
+        self.model = MODEL
         self.vocab_size = vocab_size
         self.decode: Decode | None = decode
         self._gateway = gateway
@@ -262,6 +264,7 @@ async def _start_workers(plan: FleetPlan, admin_port: int) -> list[Child]:
         *("--blocks", str(plan.capacity_blocks)),
         *("--block-size", str(plan.block_tokens)),
         *("--feed", plan.feed),
+        *("--model", MODEL),
     ]
     if plan.feed == "digest":
         words += ["--heartbeat-url", f"http://127.0.0.1:{admin_port}/heartbeat"]
