@@ -122,11 +122,10 @@ class FleetPicker:
 
     def first_byte(self, pick: Pick) -> None:
         ticket: Ticket = pick.ticket
-        ticket.has_first_byte = True
-        if not ticket.is_stream:
-            return  # its first byte is nearly its last
         now = self._clock.now()
-        ticket.is_prefilled = True
+        self._tickets.prefilled(ticket)
+        if not ticket.is_stream:
+            return  # its first byte is nearly its last, and says nothing about prefill
         ticket.state.queue.first_token(ticket.number, now)
         if ticket.keys is None:
             return  # a prompt of unknown length says nothing about speed
@@ -144,7 +143,9 @@ class FleetPicker:
             return
         if end is AttemptEnd.COMPLETE and cached_tokens is not None:
             self._account(ticket, ticket.keys.block_tokens, cached_tokens)
-        if not _has_filled(ticket, end):
+        if not ticket.is_prefilled:
+            # Refused, failed or given up before anything was computed. What fails later had been
+            # computed: if the worker died of it, its health or its events will say so.
             self._retract(ticket, ticket.keys)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -278,17 +279,6 @@ class FleetPicker:
         if cached_tokens + block_tokens <= predicted:
             accounts.over_claims += 1
             accounts.over_claimed_tokens += predicted - cached_tokens
-
-
-def _has_filled(ticket: Ticket, end: AttemptEnd) -> bool:
-    """Whether the worker, as far as we can tell, computed the prompt and still holds it."""
-    match end:
-        case AttemptEnd.COMPLETE:
-            return ticket.has_first_byte  # an answer of 300 and above has none
-        case AttemptEnd.WORKER_FAILED:
-            return False  # it may be dead, or may have lost its cache
-        case AttemptEnd.CLIENT_GONE:
-            return ticket.has_first_byte or ticket.is_prefilled
 
 
 def _reusable_blocks(tokens: int, block_tokens: int) -> int:

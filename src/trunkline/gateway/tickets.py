@@ -1,17 +1,24 @@
 """The attempts in flight, one ticket each: who still owes a prefill, and to whom it would pass.
 
-Owns what a decision left behind until its attempt ends: nothing here outlives `close`. An answer
-that is not streamed shows its first byte only at its end, so its prefill counts as over when it was
-predicted to be. Must never: read a clock, or look at a request. Read `picker.py` next.
+    open ──(first byte, or its time has come)──► prefilled ──► closed
+      └──(failed, refused, or given up)──► closed, its debt handed over
+
+A decision lets everybody expect the prompt's blocks at the worker, so somebody owes their
+computation. Whoever is prefilled pays for all that begin like it; whoever ends before that leaves
+its debt to them. An answer that is not streamed shows its first byte only at its end, so its
+prefill counts as over when it was predicted to be. Must never: read a clock, or look at a request.
+Read `picker.py` next.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trunkline.core.decision import Decision
 from trunkline.core.fleet import WorkerState
+from trunkline.core.identity import DIGEST_BYTES
 from trunkline.core.keys import KeyChain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.ports.worker import Target
@@ -30,11 +37,11 @@ class Ticket:
     keys: KeyChain | None
     """What it fills at the worker; None where nothing is known of its prompt."""
     owed_from: int
-    """Blocks before this one were expected there already; those from it on, this attempt fills."""
+    """Blocks before this one are there, or owed by others; those from it on, this attempt owes."""
     sent_at: Instant
     is_stream: bool
     is_prefilled: bool = False
-    has_first_byte: bool = False
+    """It owes nothing any more."""
 
     @property
     def worker(self) -> WorkerId:
@@ -42,16 +49,20 @@ class Ticket:
 
 
 class Tickets:
-    """All open tickets of a gateway, by worker."""
+    """All open tickets of a gateway; those that owe a prefill, by worker."""
 
     def __init__(self) -> None:
-        self._by_worker: dict[WorkerId, dict[int, Ticket]] = {}
+        self._owing: dict[WorkerId, dict[int, Ticket]] = {}
         self._due: list[tuple[Instant, int, WorkerId]] = []
         self._last_number = 0
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def owing_count(self) -> int:
+        return sum(map(len, self._owing.values()))
 
     @property
     def due_count(self) -> int:
@@ -64,62 +75,87 @@ class Tickets:
 
     def open(self, ticket: Ticket, due: Instant | None) -> None:
         """An attempt begins. `due` is when its prefill counts as over without a sign of it."""
-        self._by_worker.setdefault(ticket.worker, {})[ticket.number] = ticket
+        self._owing.setdefault(ticket.worker, {})[ticket.number] = ticket
         self._count += 1
         if due is not None:
             heapq.heappush(self._due, (due, ticket.number, ticket.worker))
 
+    def prefilled(self, ticket: Ticket) -> None:
+        """Its blocks are there now: nobody else owes them. 0.3 us for each that owes there."""
+        if ticket.is_prefilled:
+            return
+        ticket.is_prefilled = True
+        self._forget(ticket)
+        for other, shared in self._siblings(ticket, from_block=None):
+            other.owed_from = shared
+
     def close(self, ticket: Ticket) -> None:
-        """An attempt is over. Raises KeyError for one that is not open."""
-        at_worker = self._by_worker[ticket.worker]
-        del at_worker[ticket.number]
+        """An attempt is over."""
         self._count -= 1
-        if not at_worker:
-            del self._by_worker[ticket.worker]
+        assert self._count >= 0, "more tickets closed than opened"
+        if not ticket.is_prefilled:
+            self._forget(ticket)
         if len(self._due) > 2 * self._count + _SLACK_ENTRIES:
-            self._due = [entry for entry in self._due if self._open(entry) is not None]
+            self._due = [entry for entry in self._due if self._find(entry) is not None]
             heapq.heapify(self._due)
 
     def settle(self, now: Instant) -> None:
         """Prefills that were predicted to be over by now are."""
         due = self._due
         while due and due[0][0] <= now:
-            ticket = self._open(heapq.heappop(due))
-            if ticket is not None and not ticket.is_prefilled:
-                ticket.is_prefilled = True
+            ticket = self._find(heapq.heappop(due))
+            if ticket is not None:
                 ticket.state.queue.first_token(ticket.number, now)
+                self.prefilled(ticket)
 
     def hand_over(self, ticket: Ticket) -> int:
-        """`ticket` (closed already) will not fill its blocks: others in flight there, that begin
-        with the same blocks, now owe them. Returns how many leading blocks are still expected.
+        """`ticket`, closed before it was prefilled, leaves its debt to those that begin like it.
+        Returns how many of its leading blocks are still expected.
         """
-        keys = ticket.keys
-        assert keys is not None, "nothing was expected of an unknown prompt"
+        assert not ticket.is_prefilled, "it owes nothing"
         expected_blocks = ticket.owed_from
-        for other in self._by_worker.get(ticket.worker, {}).values():
-            if other.keys is None or other.state is not ticket.state:
-                continue
-            shared = _shared_blocks(keys, other.keys, ticket.owed_from)
-            if shared > ticket.owed_from:
-                expected_blocks = max(expected_blocks, shared)
-                other.owed_from = min(other.owed_from, ticket.owed_from)
+        for other, shared in self._siblings(ticket, from_block=ticket.owed_from):
+            expected_blocks = max(expected_blocks, shared)
+            other.owed_from = min(other.owed_from, ticket.owed_from)
         return expected_blocks
 
-    def _open(self, entry: tuple[Instant, int, WorkerId]) -> Ticket | None:
+    def _siblings(self, ticket: Ticket, from_block: int | None) -> Iterator[tuple[Ticket, int]]:
+        """Who else owes at the same life of the worker, with how many leading blocks are shared:
+        more than `from_block`, or (None) more than the other one owes from.
+        """
+        keys = ticket.keys
+        if keys is None:
+            return
+        for other in self._owing.get(ticket.worker, {}).values():
+            if other.keys is not None and other.state is ticket.state:
+                beyond = other.owed_from if from_block is None else from_block
+                shared = _shared_blocks(keys, other.keys, beyond)
+                if shared:
+                    yield other, shared
+
+    def _forget(self, ticket: Ticket) -> None:
+        at_worker = self._owing[ticket.worker]
+        del at_worker[ticket.number]
+        if not at_worker:
+            del self._owing[ticket.worker]
+
+    def _find(self, entry: tuple[Instant, int, WorkerId]) -> Ticket | None:
         _, number, worker = entry
-        return self._by_worker.get(worker, {}).get(number)
+        return self._owing.get(worker, {}).get(number)
 
 
-def _shared_blocks(one: KeyChain, other: KeyChain, known_from: int) -> int:
-    """Leading blocks that two chains share, where it is more than `known_from`; else 0.
+def _shared_blocks(one: KeyChain, other: KeyChain, beyond: int) -> int:
+    """Leading blocks that two chains share, where these are more than `beyond`; else 0.
 
-    A key stands for all blocks before it, so a binary search finds the depth.
+    A key stands for all blocks before it, so one comparison says no, and a binary search finds the
+    depth.
     """
-    shortest = min(len(one), len(other))
-    if known_from >= shortest or one[known_from] != other[known_from]:
+    first, second = one.packed, other.packed
+    start, end = beyond * DIGEST_BYTES, (beyond + 1) * DIGEST_BYTES
+    low, high = beyond + 1, min(len(first), len(second)) // DIGEST_BYTES
+    if low > high or first[start:end] != second[start:end]:
         return 0
-    low, high = known_from + 1, shortest  # at least `low` and at most `high` are shared
-    while low < high:
+    while low < high:  # at least `low` and at most `high` are shared
         middle = (low + high + 1) // 2
         if one[middle - 1] == other[middle - 1]:
             low = middle
