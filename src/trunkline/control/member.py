@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
@@ -108,12 +109,7 @@ class Member:
         self._failed_probes = 0
         self._good_probes = 0
         self._load = LoadReader(spec.name, self._get, parts.log)
-        settings = parts.breaker
-        self._breaker = Breaker(
-            failure_threshold=settings.cb_failure_threshold,
-            success_threshold=settings.cb_success_threshold,
-            pause_ms=settings.cb_timeout_duration_secs * 1_000.0,
-        )
+        self._breaker = _breaker(parts.breaker)
 
     @property
     def is_joined(self) -> bool:
@@ -236,6 +232,8 @@ class Member:
         # What we sent there and has not ended is still in flight, whatever the worker is now.
         queues = {w: state.queue for w in self.workers if (state := parts.fleet.get(w))}
         self.leave()
+        # What its last life did wrong says nothing about this one.
+        self._breaker = _breaker(parts.breaker)
         self._facts, self._was_refused, self._trouble = facts, False, ""
         self._again.clear()
         self.model_id = facts.model_id
@@ -283,11 +281,10 @@ class Member:
         parts.log.info(
             "worker.joined", worker=self.spec.name, mode=self.mode.value, block_tokens=block_tokens
         )
-        self._sync_breaker()
         parts.joined.set()
 
     def _put_target(self, worker: WorkerId) -> None:
-        routing = self._parts.routing
+        routing, breaker = self._parts.routing, self._breaker
         is_exact = self.mode is Mode.EXACT
         self._parts.targets.add_target(
             Target(
@@ -298,8 +295,8 @@ class Member:
                 if is_exact
                 else routing.approximate_ttl_ms,
                 wants_checkpoints=self.mode is Mode.DIGEST,
-                on_sent=self._on_sent,
-                on_ended=self._on_ended,
+                on_sent=partial(self._on_sent, breaker),
+                on_ended=partial(self._on_ended, breaker),
             )
         )
 
@@ -431,19 +428,19 @@ class Member:
 
     # -- breaker ---------------------------------------------------------------------------------
 
-    def _on_sent(self) -> None:
-        self._breaker.begin(self._parts.clock.now())
+    def _on_sent(self, breaker: Breaker) -> None:
+        """`breaker` is that of the life that the attempt was sent to."""
+        breaker.begin(self._parts.clock.now())
         self._sync_breaker()
 
-    def _on_ended(self, end: AttemptEnd) -> None:
-        now = self._parts.clock.now()
+    def _on_ended(self, breaker: Breaker, end: AttemptEnd) -> None:
         match end:
             case AttemptEnd.COMPLETE:
-                self._breaker.succeeded()
+                breaker.succeeded()
             case AttemptEnd.WORKER_FAILED:
-                self._breaker.failed(now)
+                breaker.failed(self._parts.clock.now())
             case AttemptEnd.CLIENT_GONE:
-                self._breaker.abandoned()
+                breaker.abandoned()
         self._sync_breaker()
 
     def _sync_breaker(self) -> None:
@@ -469,6 +466,14 @@ class Member:
             feed_state=feed.state.value if feed else "none",
             feed_stats=asdict(feed.stats) if feed else {},
         )
+
+
+def _breaker(settings: BreakerConfig) -> Breaker:
+    return Breaker(
+        failure_threshold=settings.cb_failure_threshold,
+        success_threshold=settings.cb_success_threshold,
+        pause_ms=settings.cb_timeout_duration_secs * 1_000.0,
+    )
 
 
 def _url(endpoint: Endpoint) -> str:
