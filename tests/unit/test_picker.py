@@ -386,6 +386,8 @@ def test_a_prompt_that_the_worker_refuses_is_not_expected_there(is_stream: bool)
     """A 400 is a complete answer, and computed nothing."""
     bench = Bench(W0)
     picked = bench.pick(ids(81), is_stream=is_stream)
+    bench.clock.ms += 1_000.0
+    bench.pick(ids(20, 9_000))  # until then an unstreamed one is taken for prefilled
     bench.picker.ended(picked, COMPLETE, None)
     assert bench.expected(W0, ids(80)) == 0
 

@@ -6,22 +6,25 @@ talk to them over HTTP only, as users do.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import httpx
+from scripted import Script, ScriptedWorker, Served, json_answer
 
 from trunkline.adapters.tokenizer import load_tokenizer
 from trunkline.ports.tokenizer import Tokenizer
@@ -88,11 +91,15 @@ class Process:
         self.child.kill()
         self.child.wait(STOP_S)
 
-    def stop(self) -> int:
-        """End it in order; its exit code."""
+    def begin_stop(self) -> None:
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGCONT)
             self.child.terminate()
+
+    def stop(self) -> int:
+        """End it in order; its exit code."""
+        self.begin_stop()
+        if self.child.poll() is None:
             try:
                 self.child.wait(STOP_S)
             except subprocess.TimeoutExpired:
@@ -111,8 +118,9 @@ class Processes:
         """Start without waiting, so that several can start at once."""
         said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         environment = {
-            **{name: value for name, value in os.environ.items() if "TRUNKLINE" not in name},
-            "PYTHONPATH": str(SOURCE),
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("TRUNKLINE_") or name == "TRUNKLINE_PURE"
         }
         child = subprocess.Popen(
             [sys.executable, "-m", "trunkline", *words],
@@ -147,7 +155,9 @@ class Processes:
         return gateway
 
     def end(self) -> None:
-        for process in reversed(self._all):
+        for process in self._all:
+            process.begin_stop()
+        for process in self._all:
             process.stop()
             process.said.close()
             if process.child.stdout is not None:
@@ -289,3 +299,59 @@ def text_of(words: int, seed: object) -> str:
     """That many words, always the same for a seed."""
     dice = random.Random(str(seed))
     return " ".join(dice.choice(_WORDS) for _ in range(words))
+
+
+async def at_once(
+    gateway: Gateway, bodies: Sequence[dict[str, Any]], path: str = "/v1/chat/completions"
+) -> list[Answer]:
+    """All bodies at the same time; their answers in the same order."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60.0, limits=limits) as client:
+        posted = (client.post(path, json=body) for body in bodies)
+        return [Answer(response) for response in await asyncio.gather(*posted)]
+
+
+def user(content: str, **more: Any) -> dict[str, Any]:
+    """The body of a chat with one message."""
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 2, **more}
+
+
+def stream_usage(response: httpx.Response) -> dict[str, Any]:
+    """The usage at the end of a stream."""
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    return next(u for line in reversed(lines) if (u := json.loads(line).get("usage")))
+
+
+Handler = Callable[[str, dict[str, str], bytes], Awaitable[bytes]]
+
+
+def engine_script(handler: Handler, pages: dict[str, bytes] | None = None) -> Script:
+    """An engine for `scripted.worker`: answers what a gateway asks, and leaves POSTs to `handler`.
+
+    Whatever is not in `pages` is a 404.
+    """
+    known = {"/v1/models": b'{"data":[{"id":"m"}]}', "/health": b"", **(pages or {})}
+
+    async def script(served: Served) -> None:
+        while True:
+            first, headers, body = await served.request()
+            method, path, _ = first.split(" ")
+            if method == "POST":
+                await served.send(await handler(path, headers, body))
+            elif path in known:
+                await served.send(json_answer(known[path]))
+            else:
+                await served.send(json_answer(b"{}", "404 Not Found"))
+
+    return script
+
+
+def url_of(worker: ScriptedWorker) -> str:
+    return f"http://127.0.0.1:{worker.endpoint.port}"
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; for addresses that must be known beforehand."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

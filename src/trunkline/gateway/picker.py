@@ -123,6 +123,7 @@ class FleetPicker:
     def first_byte(self, pick: Pick) -> None:
         ticket: Ticket = pick.ticket
         now = self._clock.now()
+        ticket.has_first_byte = True
         self._tickets.prefilled(ticket)
         if not ticket.is_stream:
             return  # its first byte is nearly its last, and says nothing about prefill
@@ -143,7 +144,8 @@ class FleetPicker:
             return
         if end is AttemptEnd.COMPLETE and cached_tokens is not None:
             self._account(ticket, ticket.keys.block_tokens, cached_tokens)
-        if not ticket.is_prefilled:
+        is_refused = end is AttemptEnd.COMPLETE and not ticket.has_first_byte
+        if is_refused or not ticket.is_prefilled:
             # Refused, failed or given up before anything was computed. What fails later had been
             # computed: if the worker died of it, its health or its events will say so.
             self._retract(ticket, ticket.keys)

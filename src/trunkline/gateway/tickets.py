@@ -41,7 +41,9 @@ class Ticket:
     sent_at: Instant
     is_stream: bool
     is_prefilled: bool = False
-    """It owes nothing any more."""
+    """It owes nothing any more, as far as we can tell."""
+    has_first_byte: bool = False
+    """The worker began to answer with a status below 300."""
 
     @property
     def worker(self) -> WorkerId:
@@ -109,10 +111,9 @@ class Tickets:
                 self.prefilled(ticket)
 
     def hand_over(self, ticket: Ticket) -> int:
-        """`ticket`, closed before it was prefilled, leaves its debt to those that begin like it.
-        Returns how many of its leading blocks are still expected.
+        """`ticket`, closed without a prefill, leaves its debt to those that begin like it. Returns
+        how many of its leading blocks are still expected.
         """
-        assert not ticket.is_prefilled, "it owes nothing"
         expected_blocks = ticket.owed_from
         for other, shared in self._siblings(ticket, from_block=ticket.owed_from):
             expected_blocks = max(expected_blocks, shared)
