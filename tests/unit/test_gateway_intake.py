@@ -262,8 +262,11 @@ def test_the_affinity_hint_is_taken_in_the_documented_order(
     assert take(chat(**fields), headers=headers).session == session
 
 
-def test_a_scope_may_be_narrowed_and_never_widened() -> None:
-    assert take(chat(), headers={b"x-cache-scope": b"session"}).narrowed_scope == "session"
+def test_a_scope_is_never_widened_and_a_narrower_one_is_not_promised_silently() -> None:
+    for wish in (b"session", b"user", b"NONE"):
+        with pytest.raises(ClientError) as caught:
+            take(chat(), headers={b"x-cache-scope": wish})
+        assert caught.value.refusal.code == "scope_not_offered"
     for wish in (b"org", b"public", b"tenant", b"public/x", b""):
         with pytest.raises(ClientError) as caught:
             take(chat(), headers={b"x-cache-scope": wish})

@@ -63,7 +63,9 @@ class CacheAware:
         costs = question.columns.cost_ms
         cheapest_ms = min(costs)
         if not question.is_prompt_known:
-            return Choice(index=self._draw(costs, cheapest_ms), reason=Reason.LOAD_ONLY)
+            home = self._home(question, cheapest_ms)
+            index = self._draw(costs, cheapest_ms) if home is None else home
+            return Choice(index=index, reason=Reason.LOAD_ONLY)
         most = max(question.matched_tokens)
         if most == 0:
             home = self._home(question, cheapest_ms)

@@ -77,8 +77,6 @@ class InferenceRequest:
     max_tokens: int | None = None
     session: str | None = None
     """Affinity hint of the client, inside its own namespace; never identity."""
-    narrowed_scope: str | None = None
-    """`user`, `session` or `none`, where the client asks for less sharing than it is allowed."""
 
 
 @dataclass(slots=True, kw_only=True)

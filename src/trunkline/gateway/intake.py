@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from trunkline.gateway.answers import quoted
 from trunkline.gateway.contracts import (
@@ -83,13 +83,14 @@ class Intake:
     def request(self, message: Message) -> InferenceRequest:
         """The request in `message`. Raises ClientError."""
         scope = message.headers.get(b"x-cache-scope")
+        if scope is not None:
+            _refuse_scope(scope)
         request = InferenceRequest(
             request_id=message.request_id,
             route=message.route,
             method=message.method,
             path=message.path,
             body=message.body,
-            narrowed_scope=None if scope is None else _narrowed(scope),
         )
         if message.route is not Route.OTHER:
             self._fill(request)
@@ -292,12 +293,13 @@ def _refuse_nested(nested: str | None) -> None:
         raise _bad(nested, "is not taken from clients, at any nesting", "forbidden_field")
 
 
-def _narrowed(scope: bytes) -> str:
-    wish = scope.strip().lower()
-    if wish not in {b"user", b"session", b"none"}:
+def _refuse_scope(scope: bytes) -> NoReturn:
+    """Widening is forbidden; narrowing cannot be kept yet, and is not promised silently."""
+    if scope.strip().lower() not in {b"user", b"session", b"none"}:
         text = "x-cache-scope may only narrow sharing: user, session or none"
         raise ClientError(Refusal(status=403, code="scope_widening", message=text))
-    return wish.decode()
+    text = "x-cache-scope is not offered: this gateway serves one tenant, without users or sessions"
+    raise ClientError(Refusal(code="scope_not_offered", message=text))
 
 
 def _header_hint(headers: dict[bytes, bytes]) -> str | None:

@@ -9,6 +9,7 @@ caller.
 from __future__ import annotations
 
 import base64
+import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -173,7 +174,7 @@ class FleetPicker:
                 request_id=request.request_id,
                 prompt_tokens=0 if tokens is None else len(tokens),
                 matched_tokens=None if tokens is None else self._matched(tokens, chains),
-                home_key=_home_key(chains),
+                home_key=_home_key(chains) or _session_key(request.session),
             ),
             now=now,
             boot=self._clock.boot(),
@@ -301,6 +302,13 @@ def _home_key(chains: dict[int, KeyChain]) -> bytes | None:
         if len(keys):
             return keys[min(len(keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens)) - 1]
     return None
+
+
+def _session_key(session: str | None) -> bytes | None:
+    """Where nothing can be told from the prompt, a session keeps to its own two homes."""
+    if session is None:
+        return None
+    return hashlib.blake2b(session.encode(), digest_size=32, person=b"session").digest()
 
 
 def _salted(body: bytes, keys: KeyChain, target: Target) -> bytes:
