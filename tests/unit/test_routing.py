@@ -254,6 +254,15 @@ def test_a_prompt_that_nobody_could_read_goes_by_load_alone() -> None:
     assert decision.reason is Reason.LOAD_ONLY
 
 
+def test_an_unread_prompt_of_a_session_keeps_to_its_homes_while_nobody_queues_there() -> None:
+    table = Table(8)
+    homes = table.fleet.ring.homes(bytes(32))
+    assert {table.route(0, None, home_key=bytes(32)).worker for _ in range(8)} <= set(homes)
+    for home in homes:
+        table.load(int(home[1:]), 100.0)
+    assert table.route(0, None, home_key=bytes(32)).worker not in homes
+
+
 def test_an_unknown_policy_is_refused_with_the_known_names() -> None:
     with pytest.raises(ValueError, match=r"unknown policy 'best'.*cache_aware"):
         Table(1, policy="best")

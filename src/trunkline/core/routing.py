@@ -22,7 +22,8 @@ class RouteRequest:
     """What routing needs of a request.
 
     `matched_tokens` is indexed by `Slot`, None where nothing is known of the prompt; `home_key` (32
-    bytes) places a prefix that nobody holds: the chain value at its first checkpoint.
+    bytes) places a prefix that nobody holds: the chain value at its first checkpoint. Or that of a
+    session, for a prompt that is not known.
     """
 
     request_id: str
