@@ -280,7 +280,7 @@ def test_a_stream_whose_worker_dies_ends_in_a_valid_error_event(
 
         async with worker(script) as w, running(FixedPicker(w)) as gateway:
             client = await gateway.client()
-            await client.send(post(STREAM))
+            await client.send(post(STREAM, extra="connection: close\r\n"))
             await client.head()
             first = await client.reader.readuntil(b'"b"}}]}\n\n\r\n')
             has_read.set()

@@ -349,7 +349,9 @@ class Exchange:
         self._end_attempt(end, None)
         event = error_event(error, self._request.request_id, relay.events_delivered)
         if relay.break_off(event):
-            ending = Ending.CLOSE
+            # A message that ended as it should keeps the connection: the client may have sent its
+            # next request already, and would lose it.
+            ending = Ending.KEEP if relay.is_chunked_out else Ending.CLOSE
         else:
             ending = Ending.RESET if relay.ends_by_closing else Ending.CLOSE
         self._finish(self._status, error.code, ending)
