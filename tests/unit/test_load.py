@@ -27,6 +27,17 @@ def test_a_late_head_does_not_eat_into_the_work_behind_it() -> None:
     assert queue.queue_ms(Instant(5_000.0)) == pytest.approx(50.0)
 
 
+def test_who_leaves_from_behind_the_head_does_not_restart_it() -> None:
+    queue = PrefillQueue()
+    queue.start(1, 10_000.0, Instant(0.0))
+    queue.start(2, 500.0, Instant(0.0))
+    queue.end(2, Instant(9_000.0))
+    assert queue.queue_ms(Instant(9_000.0)) == pytest.approx(1_000.0)
+    queue.start(3, 100.0, Instant(9_000.0))
+    queue.first_token(3, Instant(9_500.0))  # a short one overtook
+    assert queue.queue_ms(Instant(9_500.0)) == pytest.approx(500.0)
+
+
 def test_foreign_work_counts_in_front_of_an_empty_book() -> None:
     queue = PrefillQueue()
     queue.foreign_ms = 70.0
@@ -46,28 +57,30 @@ def test_a_ticket_cannot_be_in_the_book_twice() -> None:
 def test_c06_counters_equal_the_live_requests_at_each_step(steps: list[tuple[str, int]]) -> None:
     """C06: any interleaving of start, first byte and end, repeated ends included."""
     queue = PrefillQueue()
-    waiting: set[int] = set()
+    waiting: dict[int, float] = {}
     streaming: set[int] = set()
+    head_since = 0.0
     for clock, (verb, ticket) in enumerate(steps):
         now = Instant(float(clock))
-        if verb == "start" and ticket not in waiting | streaming:
-            queue.start(ticket, 10.0, now)
-            waiting.add(ticket)
+        head = next(iter(waiting), None)
+        if verb == "start" and ticket not in waiting and ticket not in streaming:
+            queue.start(ticket, 10.0 + ticket, now)
+            waiting[ticket] = 10.0 + ticket
         elif verb == "first":
             queue.first_token(ticket, now)
             if ticket in waiting:
-                waiting.discard(ticket)
+                del waiting[ticket]
                 streaming.add(ticket)
         elif verb == "end":
-            assert queue.end(ticket, now) == (ticket in waiting | streaming)
-            waiting.discard(ticket)
+            assert queue.end(ticket, now) == (ticket in waiting or ticket in streaming)
+            waiting.pop(ticket, None)
             streaming.discard(ticket)
-        assert queue.pending_count == len(waiting)
+        if next(iter(waiting), None) != head:
+            head_since = now
         assert queue.stream_count == len(streaming)
         assert queue.in_flight_count == len(waiting) + len(streaming)
-        assert queue.queue_ms(now) >= 0.0
-        if not waiting:
-            assert queue.queue_ms(now) == 0.0
+        served_ms = min(now - head_since, next(iter(waiting.values()), 0.0))
+        assert queue.queue_ms(now) == pytest.approx(sum(waiting.values()) - served_ms)
 
 
 def test_churn_halves_in_a_half_life_against_what_is_placed_now() -> None:

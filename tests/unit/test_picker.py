@@ -304,7 +304,7 @@ def test_an_unstreamed_prefill_counts_as_over_when_it_was_predicted_to_be() -> N
     assert state.queue.queue_ms(bench.clock.now()) == pytest.approx(1.0)
     bench.clock.ms += 2.0
     bench.pick(ids(17, 30_000), is_stream=False)
-    assert (state.queue.pending_count, state.queue.stream_count) == (1, 1)
+    assert (state.queue.in_flight_count, state.queue.stream_count) == (2, 1)
 
 
 def test_a_long_unstreamed_prefill_does_not_hold_back_the_short_ones_of_other_workers() -> None:

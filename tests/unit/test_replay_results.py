@@ -14,7 +14,6 @@ from trunkline.replay.counters import (
     FleetCounters,
     Quantiles,
     counters_from_metrics,
-    lookup_from_decisions,
     parse_metrics,
     percentile,
 )
@@ -231,14 +230,6 @@ def test_metrics_text_is_read_with_escaped_labels_and_nonsense_passed_over() -> 
     assert samples[5].label("source") == 'w\\"1'
     assert "trunkline_broken" not in {sample.name for sample in samples}
     assert counters_from_metrics("") == FleetCounters()
-
-
-def test_look_up_times_come_from_decisions_that_have_them() -> None:
-    decisions: list[dict[str, Any]] = [{"lookup_us": us} for us in (10, 20, 30)]
-    found = lookup_from_decisions([*decisions, {}, {"lookup_us": "x"}])
-    assert found is not None
-    assert (found.p50, found.p99) == pytest.approx((20.0, 29.8))
-    assert lookup_from_decisions([{}]) is None
 
 
 def test_decision_headers_are_read_and_odd_ones_survived() -> None:

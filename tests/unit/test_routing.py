@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -237,6 +238,17 @@ def test_a_worker_above_its_watermark_keeps_its_prefixes_and_gets_no_new_ones() 
     assert table.route(1_000, [0, 0]).worker == "w0", "all are full: the least loaded serves"
 
 
+def test_a_root_that_all_workers_share_does_not_make_a_prefix_theirs() -> None:
+    table = Table(3)
+    table.fleet.update(WorkerId("w0"), is_full=True)
+    for worker in (1, 2):
+        table.load(worker, 50.0)
+    shared_root = table.route(1_000, [64, 64, 64])
+    assert shared_root.worker != "w0"
+    assert shared_root.candidates.excluded == {"w0": Exclusion.WATERMARK}
+    assert table.route(1_000, [960, 64, 64]).worker == "w0", "that prefix is its own"
+
+
 def test_tried_workers_are_not_tried_again_and_none_left_is_no_decision() -> None:
     table = Table(2)
     tried = frozenset({WorkerId("w0")})
@@ -276,6 +288,21 @@ def test_round_robin_takes_turns_and_consistent_hash_keeps_to_its_home() -> None
     assert {hashed.route(10, [0] * 5, home_key=bytes(32)).worker for _ in range(5)} == {home}
     hashed.fleet.update(home, is_healthy=False)
     assert hashed.route(10, [0] * 5, home_key=bytes(32)).worker != home
+
+
+def test_consistent_hash_asks_the_ring_for_no_more_than_it_needs() -> None:
+    table = Table(300, policy="consistent_hash")
+    walked: list[str] = []
+    walk = table.fleet.ring.walk
+
+    def counted(key: bytes) -> Iterator[WorkerId]:
+        for worker in walk(key):
+            walked.append(worker)
+            yield worker
+
+    table.fleet.ring.walk = counted  # type: ignore[method-assign]  # counts, changes nothing
+    table.route(10, [0] * 300, home_key=bytes(32))
+    assert len(walked) == 1
 
 
 def test_equal_costs_are_drawn_from_the_seed() -> None:

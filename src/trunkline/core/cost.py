@@ -56,6 +56,11 @@ class CostModel:
         self._decode_ms = profile.decode_token_ms * time_scale * DECODE_PRESSURE_SHARE
         self._churn_weight = churn_weight
 
+    @property
+    def fixed_ms(self) -> float:
+        """What every prefill costs, however short."""
+        return self._fixed_ms
+
     def prefill_ms(self, uncached_tokens: int, context_tokens: int) -> float:
         """Predicted time to compute `uncached_tokens` behind `context_tokens` that are resident."""
         per_token = self._token_ms + self._context_ms * (context_tokens + 0.5 * uncached_tokens)
@@ -71,7 +76,7 @@ class CostModel:
         need it anyway, so computing it there is not charged (its imbalance is negative). Hot
         prefixes thus end up everywhere, by load alone.
         """
-        common = sorted(matched_tokens)[(len(matched_tokens) - 1) // 2]
+        common = common_tokens(matched_tokens)
         churn_total = sum([state.queue.churn for state in states])
         churn_price = self._churn_weight * len(states) / churn_total if churn_total > 0 else 0.0
         fixed_ms, token_ms, context_ms = self._fixed_ms, self._token_ms, self._context_ms
@@ -106,6 +111,11 @@ class CostModel:
             decode_pressure_ms=decode_column,
             cost_ms=cost_column,
         )
+
+
+def common_tokens(matched_tokens: list[int]) -> int:
+    """How much of a prompt more than half of the workers hold; 0 for no workers."""
+    return sorted(matched_tokens)[(len(matched_tokens) - 1) // 2] if matched_tokens else 0
 
 
 def calibrate(queue: PrefillQueue, *, predicted_ms: float, observed_ms: float) -> None:

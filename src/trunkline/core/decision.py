@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from trunkline.core.records import Instant, WorkerId
+from trunkline.core.records import WorkerId
 
 
 class Reason(Enum):
@@ -91,7 +91,6 @@ class Decision:
 
     request_id: str
     policy: str
-    made_at: Instant
     prompt_tokens: int
     choice: int
     reason: Reason

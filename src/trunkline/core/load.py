@@ -84,10 +84,6 @@ class PrefillQueue:
         self.foreign_ms = max(0, waiting_count - len(self._pending)) * self.typical_ms
 
     @property
-    def pending_count(self) -> int:
-        return len(self._pending)
-
-    @property
     def stream_count(self) -> int:
         return len(self._streams)
 
@@ -96,12 +92,14 @@ class PrefillQueue:
         return len(self._pending) + len(self._streams)
 
     def _leave_queue(self, ticket: int, now: Instant) -> bool:
-        prefill_ms = self._pending.pop(ticket, None)
+        prefill_ms = self._pending.get(ticket)
         if prefill_ms is None:
             return False
+        if next(iter(self._pending)) == ticket:
+            self._head_since = now  # the next one is served from here on
+        del self._pending[ticket]
         # Sums of floats drift; an empty queue is exactly empty.
         self._total_ms = self._total_ms - prefill_ms if self._pending else 0.0
-        self._head_since = now
         return True
 
 

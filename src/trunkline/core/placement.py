@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import islice
 
 from trunkline.core.records import WorkerId
 
@@ -38,16 +40,18 @@ class HashRing:
         """The first `count` distinct workers clockwise from a key of at least 8 bytes; fewer if
         there are fewer. O(log(workers x virtual nodes)) and a few steps.
         """
+        return list(islice(self.walk(key), count))
+
+    def walk(self, key: bytes) -> Iterator[WorkerId]:
+        """All workers, each once, clockwise from a key of at least 8 bytes."""
         points = self._points
-        found: list[WorkerId] = []
+        seen: set[WorkerId] = set()
         start = bisect_left(points, (int.from_bytes(key[:8], "big"), WorkerId("")))
         for step in range(len(points)):
             worker = points[(start + step) % len(points)][1]
-            if worker not in found:
-                found.append(worker)
-                if len(found) == count:
-                    break
-        return found
+            if worker not in seen:
+                seen.add(worker)
+                yield worker
 
     def _points_of(self, worker: WorkerId) -> list[int]:
         """Each BLAKE2b digest of 64 bytes gives eight points."""

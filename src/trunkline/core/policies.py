@@ -19,11 +19,6 @@ from trunkline.core.records import WorkerId
 _NEAR_MS = 0.01
 """Costs closer than this are equal, and a seeded draw decides."""
 
-HOME_SLACK_MS = 5.0
-"""A cold prefix goes to its home unless the cheapest worker is cheaper by more than this: about the
-fixed part of one prefill, so that homes are kept in a calm fleet and left in a busy one.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -33,6 +28,10 @@ class Question:
     matched_tokens: list[int]
     columns: CostColumns
     home_key: bytes | None
+    home_slack_ms: float
+    """How much dearer than the cheapest worker a home may be and still be chosen: the fixed part of
+    one prefill, so that homes are kept in a calm fleet and left in a busy one.
+    """
     is_prompt_known: bool
 
 
@@ -86,7 +85,7 @@ class CacheAware:
             return None
         costs = question.columns.cost_ms
         best = min(at, key=costs.__getitem__)
-        return best if costs[best] <= cheapest_ms + HOME_SLACK_MS else None
+        return best if costs[best] <= cheapest_ms + question.home_slack_ms else None
 
     def _draw(self, costs: list[float], cheapest_ms: float) -> int:
         limit_ms = cheapest_ms + _NEAR_MS
@@ -145,8 +144,8 @@ class ConsistentHash:
     def choose(self, question: Question) -> Choice:
         index_of: dict[WorkerId, int] = {s.worker: i for i, s in enumerate(question.states)}
         if question.home_key is not None:
-            # All workers in ring order, since the first ones may be down or tried already.
-            for worker in self._ring.homes(question.home_key, count=1 << 16):
+            # In ring order, since the first ones may be down or tried already.
+            for worker in self._ring.walk(question.home_key):
                 if worker in index_of:
                     return Choice(index=index_of[worker], reason=Reason.POLICY)
         return Choice(index=self._rng.randrange(len(question.states)), reason=Reason.POLICY)

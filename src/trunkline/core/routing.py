@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from trunkline.core.cost import CostColumns, CostModel
+from trunkline.core.cost import CostColumns, CostModel, common_tokens
 from trunkline.core.decision import Candidates, Decision, Exclusion, Gain
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.policies import POLICIES, Choice, Question
@@ -70,15 +70,15 @@ class Router:
             matched_tokens=matched,
             columns=columns,
             home_key=request.home_key,
+            home_slack_ms=self._cost.fixed_ms,
             is_prompt_known=by_slot is not None,
         )
         choice = self._policy.choose(question)
-        return self._record(request, now, question, choice, excluded)
+        return self._record(request, question, choice, excluded)
 
     def _record(
         self,
         request: RouteRequest,
-        now: Instant,
         question: Question,
         choice: Choice,
         excluded: dict[WorkerId, Exclusion],
@@ -88,7 +88,6 @@ class Router:
         return Decision(
             request_id=request.request_id,
             policy=self._policy_name,
-            made_at=now,
             prompt_tokens=request.prompt_tokens,
             choice=choice.index,
             reason=choice.reason,
@@ -112,7 +111,8 @@ def _without_full(
     """Workers above a watermark keep what they hold and get nothing new, unless all are."""
     if not any(state.is_full for state in states):
         return states, matched, excluded
-    kept = [i for i, state in enumerate(states) if not state.is_full or matched[i]]
+    common = common_tokens(matched)
+    kept = [i for i, state in enumerate(states) if not state.is_full or matched[i] > common]
     if not kept:
         return states, matched, excluded
     dropped = {s.worker: Exclusion.WATERMARK for i, s in enumerate(states) if i not in set(kept)}

@@ -105,9 +105,11 @@ class Tickets:
         """Prefills that were predicted to be over by now are."""
         due = self._due
         while due and due[0][0] <= now:
-            ticket = self._find(heapq.heappop(due))
+            entry = heapq.heappop(due)
+            ticket = self._find(entry)
             if ticket is not None:
-                ticket.state.queue.first_token(ticket.number, now)
+                # At the time it was due, whenever that is noticed.
+                ticket.state.queue.first_token(ticket.number, entry[0])
                 self.prefilled(ticket)
 
     def hand_over(self, ticket: Ticket) -> int:

@@ -7,11 +7,10 @@ is None and shows as such, never as 0. Read `results.py` next.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Any
 
 MAX_SAMPLES = 200_000
 
@@ -98,18 +97,6 @@ def counters_from_metrics(
         gateway_memory_bytes=_whole(_total(late, chosen.gateway_memory_bytes)),
         over_claims=_whole(_grown(late, early, chosen.over_claims)),
     )
-
-
-def lookup_from_decisions(decisions: Iterable[Mapping[str, Any]]) -> Quantiles | None:
-    """Directory look-up times from decision records with `lookup_us`; None when none has it."""
-    values = sorted(
-        float(value)
-        for decision in decisions
-        if isinstance(value := decision.get("lookup_us"), (int, float)) and isfinite(value)
-    )
-    if not values:
-        return None
-    return Quantiles(p50=percentile(values, 0.50), p99=percentile(values, 0.99))
 
 
 def percentile(ordered: list[float], share: float) -> float:

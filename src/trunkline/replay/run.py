@@ -209,7 +209,8 @@ class _Replay:
             session=ready.request.session,
             lost_reason=reply.lost_reason or short,
             status=reply.status,
-            ttft_ms=None if first is None else first - reply.sent_at_ms,
+            # From when it was due: what waits in this client waits for the system under test.
+            ttft_ms=None if first is None else first - min(due_at_ms, reply.sent_at_ms),
             duration_ms=reply.ended_at_ms - reply.sent_at_ms,
             prompt_tokens=told,
             cached_tokens=reply.cached_tokens,

@@ -23,11 +23,6 @@ class EventSplitter:
         self._data_bytes = 0
         self._ended_in_cr = False
 
-    @property
-    def is_mid_event(self) -> bool:
-        """Bytes of an event that has not ended are held."""
-        return bool(self._rest or self._data)
-
     def feed(self, chunk: bytes) -> list[bytes]:
         """Data of the events that this chunk completes. Raises EventTooLong."""
         if not chunk:

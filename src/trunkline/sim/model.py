@@ -108,7 +108,6 @@ class _Job:
     arrival_ms: float
     tried: frozenset[WorkerId] = frozenset()
     attempt: int = 0
-    is_answered: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
