@@ -190,7 +190,7 @@ def test_a_good_answer_is_measured_and_found_right() -> None:
     assert (first.prompt_tokens, first.cached_tokens, first.output_tokens) == (40, 16, 5)
     assert (first.worker, first.matched_tokens, first.queue_ms) == ("w1", 16, 2.5)
     assert first.ttft_ms is not None
-    assert 0.0 < first.ttft_ms <= first.duration_ms
+    assert first.client_late_ms < first.ttft_ms <= first.client_late_ms + first.duration_ms
     assert not result.warnings
     sent = server.calls[0]
     assert sent.body["stream"] is True
@@ -459,7 +459,9 @@ def test_at_the_bound_requests_wait_and_the_wait_is_counted_and_warned_of() -> N
     assert server.most_open == 1
     assert late[1] >= 75.0
     assert late[3] >= 225.0
-    assert all(record.ttft_ms is not None and record.ttft_ms < 160 for record in result.records)
+    for record in result.records:
+        assert record.ttft_ms is not None
+        assert record.ttft_ms > record.client_late_ms, "what waits here counts, too"
     assert "the client itself fell behind" in result.warnings[0]
 
 
