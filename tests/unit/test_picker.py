@@ -32,6 +32,7 @@ from trunkline.gateway.contracts import (
     Route,
 )
 from trunkline.gateway.picker import FleetPicker, NamespaceSource
+from trunkline.gateway.tickets import MAX_SIBLINGS
 from trunkline.gateway.tokenise import INLINE_CHARACTERS, PromptTokens
 from trunkline.ports.worker import Endpoint, Target
 
@@ -369,6 +370,20 @@ def test_what_a_sibling_in_flight_fills_stays_expected_until_it_fails_too() -> N
     assert bench.expected(W0, shared + ids(3 * BLOCK, 8_000)) == 13
     bench.picker.ended(second, FAILED, None)
     assert bench.expected(W0, shared) == 0
+
+
+@pytest.mark.parametrize(("strangers", "expected_blocks"), [(-1, 5), (0, 0)])
+def test_only_the_oldest_in_flight_are_asked_what_they_share(
+    strangers: int, expected_blocks: int
+) -> None:
+    """At the bound less is expected than could be, and nothing that is not there."""
+    bench = Bench(W0)
+    first = bench.pick(ids(81))
+    for number in range(MAX_SIBLINGS + strangers):
+        bench.pick(ids(20, 1_000 * (number + 1)))
+    bench.pick(ids(81))
+    bench.picker.ended(first, FAILED, None)
+    assert bench.expected(W0, ids(80)) == expected_blocks
 
 
 def test_a_client_that_leaves_before_the_first_byte_takes_its_expectations_along() -> None:
