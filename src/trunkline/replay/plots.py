@@ -80,7 +80,7 @@ def hits_over_time(runs: Sequence[PolicyRun]) -> str:
         axes.set_ylim(0.0, 101.0)
         axes.set_xlabel("time of arrival, engine seconds")
         axes.set_ylabel("hit tokens, %")
-        axes.legend(loc="lower right", ncols=len(runs))
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(runs))
 
     return _svg(draw)
 
