@@ -69,6 +69,17 @@ def test_the_text_shows_policies_side_by_side_with_ratios_to_least_queue() -> No
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_what_was_won_is_said_in_one_sentence_and_so_is_a_loss() -> None:
+    assert (
+        "Against least_queue, cache_aware computed 67% fewer prompt tokens"
+        " and gave the first token 75% sooner on average."
+        in " ".join(render_text(report()).split())
+    )
+    lost = report(runs=[run("cache_aware", 0.2, 400.0), run("least_queue", 0.4, 200.0)])
+    assert "computed 33% more prompt tokens" in render_text(lost)
+    assert "100% later" in render_text(lost)
+
+
 def test_columns_line_up() -> None:
     lines = render_text(report()).splitlines()
     head = next(line for line in lines if "cache_aware" in line and "least_queue" in line)

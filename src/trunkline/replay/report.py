@@ -7,6 +7,7 @@ Must never drop a figure since it is bad. Read `page.py` next.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ REFERENCE = "least_queue"
 """The strong baseline: ratios are against it."""
 
 NOT_MEASURED = "-"
+MAX_COLUMNS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,28 @@ def verdict_on_hits(report: Report) -> str:
     return f"{report.answers_checked:,} answers compared token by token"
 
 
+def in_words(report: Report) -> str:
+    """What the judged run won or lost against the reference; empty where that did not run."""
+    judged = report.runs[0].summary
+    others = [run.summary for run in report.runs[1:] if run.summary.policy == REFERENCE]
+    ttft = judged.ttft_ms
+    if not others or ttft is None or others[0].ttft_ms is None or not others[0].prefill_tokens:
+        return ""
+    computed = 1.0 - judged.prefill_tokens / others[0].prefill_tokens
+    sooner = 1.0 - ttft.mean / others[0].ttft_ms.mean
+    return (
+        f"Against {REFERENCE}, {judged.policy} computed {abs(computed):.0%}"
+        f" {'fewer' if computed >= 0.0 else 'more'} prompt tokens and gave the first token"
+        f" {abs(sooner):.0%} {'sooner' if sooner >= 0.0 else 'later'} on average."
+    )
+
+
 def render_text(report: Report) -> str:
     """The whole report, ending in a newline."""
     lines = [report.title, "=" * len(report.title), ""]
     lines += _text_table([run.summary for run in report.runs])
+    words = in_words(report)
+    lines += ["", *textwrap.wrap(words, MAX_COLUMNS)] if words else []
     lines += ["", *_box(report)]
     if report.checks:
         lines += ["", *(f"  {check.line}" for check in report.checks)]
