@@ -287,11 +287,12 @@ def test_no_refusal_repeats_more_than_64_bytes_of_the_client() -> None:
     [
         (b"/v1/chat/completions", Route.CHAT), (b"/v1/chat/completions?x=y", Route.CHAT),
         (b"/v1/completions", Route.COMPLETION), (b"/v1/embeddings", Route.OTHER),
-        (b"/v1/models/org%20name", Route.OTHER), (b"/v1/models", Local.MODELS),
+        (b"/v1/models/org/name", Route.OTHER), (b"/v1/models", Local.MODELS),
+        (b"/v1/responses?a=%20b", Route.OTHER),
         (b"/readyz", Local.READINESS), (b"/live", Local.LIVENESS), (b"/", None), (b"/v2/x", None),
         (b"/workers", None), (b"/metrics", None), (b"/flush_cache", None),
         (b"/add_worker?url=x", None),
-        (b"/v1/load_lora_adapter", None), (b"/v1/load_lora_adapter/", None), (b"/v1", None),
+        (b"/v1/completions/", None), (b"/v1/load_lora_adapter", None), (b"/v1/load_lora_adapter/", None), (b"/v1", None),
         (b"/V1/models", None), (b"/health/", None), (b"/v1x", None),
     ],
 )  # fmt: skip
@@ -306,7 +307,8 @@ def test_a_path_is_exactly_what_the_table_says(target: bytes, route: Route | Loc
         b"/v1/../workers", b"/v1/..", b"/.", b"/v1/%2e%2e/workers", b"/v1/%2E/x", b"/v1/x%00",
         b"/v1/x%0a", b"/v1/x%0d", b"/v1/x;y", b"/v1/x%3b", b"/v1/x%2fy", b"/v1/x%5cy", b"/v1/x\\y",
         b"/v1/x%252e", b"/v1/x%", b"/v1/x%g0", b"/v1/x#y", b"/v1/x?y#z", b"/v1/x?%00",
-        b"/v1/x?y=%0a",
+        b"/v1/x?y=%0a", b"/v1/%63ompletions", b"/v1/%6coad_lora_adapter", b"/%761/models",
+        b"/v1/models/org%20name", b"/v1/chat%2Fcompletions?x=y",
         b"/v1/<x>", b'/v1/"x"', b"/v1/{x}", b"v1/models", b"?x",
     ],
 )  # fmt: skip

@@ -43,8 +43,8 @@ class Route(Enum):
     CHAT = "chat"
     COMPLETION = "completion"
     OTHER = "other"
-    """Any other `/v1/*`: routed by load alone. Buffered up to `max_payload_size`; JSON loses the
-    forbidden fields, everything else goes through byte for byte."""
+    """Any other `/v1/*`: routed by load alone. Buffered up to `max_payload_size`; a JSON object loses
+    the forbidden fields and gets our salt, everything else goes through byte for byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,12 @@ class InferenceRequest:
     max_tokens: int | None = None
     session: str | None = None
     """Affinity hint of the client, inside its own namespace; never identity."""
+    is_object: bool = False
+    """`body` is a JSON object: it goes out with our salt, whether its prompt was read or not."""
+    further_tokens: int = 0
+    """Estimate of what is to be computed beside `prompt`: the rest of a batch, and copies."""
+    adds_special_tokens: bool | None = None
+    """As the client said; None leaves it to the endpoint."""
 
 
 @dataclass(slots=True, kw_only=True)

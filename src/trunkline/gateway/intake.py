@@ -8,6 +8,7 @@ routed by its first prompt. Must never take a tenant, a worker or a cache key fr
 
 from __future__ import annotations
 
+import re
 from array import array
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -41,6 +42,7 @@ from trunkline.gateway.strict_json import (
 MAX_MESSAGES = 10_000
 MAX_BATCH = 256
 _HINT_BYTES = 256
+_OBJECT = re.compile(rb"[ \t\r\n]*+\{")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEMPLATE_OPTIONS = (
     "add_generation_prompt", "continue_final_message", "add_special_tokens", "documents",
@@ -94,7 +96,7 @@ class Intake:
         )
         if message.route is not Route.OTHER:
             self._fill(request)
-        elif message.is_json and message.body:
+        elif message.body and (message.is_json or _OBJECT.match(message.body) is not None):
             self._strip(request)
         hint = _header_hint(message.headers)
         if hint is not None:
@@ -104,6 +106,7 @@ class Intake:
     def _strip(self, request: InferenceRequest) -> None:
         """An endpoint we do not read: only what could reach a foreign cache is looked for."""
         fields, nested = decode_object(request.body, self._max_json_depth, FORBIDDEN)
+        request.is_object = True
         self._drop(request, fields, [])
         _refuse_nested(nested)
         model = fields.get("model")
@@ -112,6 +115,7 @@ class Intake:
 
     def _fill(self, request: InferenceRequest) -> None:
         fields, nested = decode_object(request.body, self._max_json_depth, FORBIDDEN)
+        request.is_object = True
         is_chat = request.route is Route.CHAT
         unknown = check_fields(fields, CHAT_FIELDS if is_chat else COMPLETION_FIELDS)
         has_zero = any(value == 0 and type(value) is not bool for value in fields.values())

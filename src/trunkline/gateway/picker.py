@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from trunkline.core.cost import calibrate
 from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
-from trunkline.core.fleet import Fleet
+from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import DIGEST_BYTES, Namespace
 from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
 from trunkline.core.records import Instant, WorkerId
@@ -240,11 +240,19 @@ class FleetPicker:
         return Pick(
             worker=worker,
             endpoint=target.endpoint,
-            body=request.body if keys is None else _salted(request.body, keys, target),
+            body=self._body(request, state, keys, target),
             headers=target.headers,
             decision_header=decision.compact() if self._shows_decisions else "",
             ticket=ticket,
         )
+
+    def _body(
+        self, request: InferenceRequest, state: WorkerState, keys: KeyChain | None, target: Target
+    ) -> bytes:
+        """What is sent: anything that may be computed on bears our salt."""
+        if keys is None and not request.is_object:
+            return request.body
+        return _salted(request.body, self._namespaces.namespace(state.block_tokens), keys, target)
 
     def _remember(self, decision: Decision) -> None:
         accounts = self.accounts
@@ -311,14 +319,14 @@ def _session_key(session: str | None) -> bytes | None:
     return hashlib.blake2b(session.encode(), digest_size=32, person=b"session").digest()
 
 
-def _salted(body: bytes, keys: KeyChain, target: Target) -> bytes:
+def _salted(body: bytes, namespace: Namespace, keys: KeyChain | None, target: Target) -> bytes:
     """The body with our salt in front (and the labels that a digest-mode worker reports back).
 
     `intake.py` has removed whatever the client wrote there, and guarantees a JSON object.
     """
     start = body.index(b"{") + 1
-    ours = b'"cache_salt":"' + keys.namespace.salt.encode("ascii") + b'"'
-    if target.wants_checkpoints:
+    ours = b'"cache_salt":"' + namespace.salt.encode("ascii") + b'"'
+    if keys is not None and target.wants_checkpoints:
         labels = ",".join(
             f'[{tokens},"{base64.b64encode(key).decode("ascii")}"]'
             for tokens, key in keys.checkpoints()

@@ -39,13 +39,9 @@ _TABLE: dict[bytes, Route | Local] = {
 # Engines serve these beside the API; they change the worker for everybody.
 _ENGINE_ADMIN = frozenset({b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"})
 
-# One segment is one or more plain characters, never `.` or `..`. Escapes of characters that could
-# cut a path, end it or be escapes again are refused: NUL, CR, LF, %, dot, slash, semicolon,
-# backslash.
-_PATH = re.compile(
-    rb"(?:/(?!\.{1,2}(?:/|\Z))"
-    rb"(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%(?!00|0[aAdD]|25|2[eEfF]|3[bB]|5[cC])[0-9A-Fa-f]{2})++)++/?|/"
-)
+# One segment is one or more plain characters, never `.` or `..`. A path has no escapes: a worker
+# would decode them, and read another path than the one that was judged here.
+_PATH = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,=:@-]++)++/?|/")
 _QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,=:@/?-]|%(?!00|0[aAdD])[0-9A-Fa-f]{2})*+")
 
 _POST = ("POST",)
@@ -60,12 +56,13 @@ def route_of(target: bytes) -> Route | Local | None:
         return known
     path, mark, query = target.partition(b"?")
     if _PATH.fullmatch(path) is None or (mark and _QUERY.fullmatch(query) is None):
-        text = "the request target is not a plain path with an optional query"
+        text = "the request target is not a plain path, without escapes, with an optional query"
         raise ClientError(Refusal(code="invalid_target", message=text))
     known = _TABLE.get(path)
     if known is not None:
         return known
-    if path.startswith(b"/v1/") and path.rstrip(b"/") not in _ENGINE_ADMIN:
+    bare = path.rstrip(b"/")
+    if path.startswith(b"/v1/") and bare not in _ENGINE_ADMIN and bare not in _TABLE:
         return Route.OTHER
     return None
 
