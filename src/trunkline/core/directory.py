@@ -12,6 +12,7 @@ claim a block behind a hole. Read `feed.py` (what calls `stored` and `removed`) 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
@@ -83,7 +84,9 @@ class _Digest:
     reported: frozenset[BlockKey] = frozenset()
     is_complete: bool = False
     taken_at: Instant = Instant(0.0)
-    routed_at: dict[BlockKey, Instant] = field(default_factory=dict[BlockKey, Instant])
+    routed_at: OrderedDict[BlockKey, Instant] = field(
+        default_factory=OrderedDict[BlockKey, Instant]
+    )
 
 
 class Directory:
@@ -267,7 +270,7 @@ class Directory:
                 holder.digest.routed_at.pop(key, None)
                 holder.digest.routed_at[key] = now
             while len(holder.digest.routed_at) > MAX_CHECKPOINTS_PER_HEARTBEAT:
-                del holder.digest.routed_at[next(iter(holder.digest.routed_at))]
+                holder.digest.routed_at.popitem(last=False)
 
     def note_event_age(self, worker: WorkerId, age_ms: float) -> None:
         """How old the worker's events are when they come; rises at once, falls by a tenth a batch.

@@ -140,9 +140,9 @@ class Residency:
 
     def expire(self, now: Instant) -> None:
         """Give up the orphans whose parents did not come in time."""
-        dropped = self._orphans.expire(now)
-        if dropped:
-            self.stats.parked_dropped += len(dropped)
+        dropped_count = self._orphans.expire(now)
+        if dropped_count:
+            self.stats.parked_dropped += dropped_count
             self.has_lost_orphans = True
 
     def next_expiry(self) -> Instant | None:
@@ -162,9 +162,10 @@ class Residency:
                 f"for {len(event.hashes)} blocks of {event.block_tokens}"
             )
             return
-        if event.parent is not None and event.parent in event.hashes:
+        names = set(event.hashes)
+        if len(names) < len(event.hashes) or event.parent in names:
             self.stats.conflicts += 1
-            self.strike("a block names itself as its parent")
+            self.strike("a block is its own ancestor")
             return
         waiting = deque([event])
         while waiting:
@@ -231,7 +232,7 @@ class Residency:
 
     def _removed_parked(self, engine_hash: int, tier: Tier) -> bool:
         """Take one copy of a block that is parked too, the directory's copy first."""
-        if not self._orphans.names(engine_hash):
+        if not self._orphans.names(engine_hash, tier):
             return False
         single = BlocksRemoved(hashes=array("Q", (engine_hash,)), tier=tier)
         if not self._directory.removed(self._worker, single):

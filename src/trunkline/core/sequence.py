@@ -9,6 +9,8 @@ batches out of order. The buffer's bound is kept by the feed.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from trunkline.core.events import EventBatch
 
 RECENT_BATCHES = 1_024
@@ -23,8 +25,9 @@ class Sequence:
         self.base: int | None = None
         """The first batch that the present state was built from; None before there is one."""
         self.buffered_tokens = 0
-        self._recent: dict[int, int] = {}
-        self._held: dict[int, tuple[int, EventBatch | None]] = {}
+        # Not plain dicts: taking the oldest again and again would search past all taken before.
+        self._recent: OrderedDict[int, int] = OrderedDict()
+        self._held: OrderedDict[int, tuple[int, EventBatch | None]] = OrderedDict()
         self._newest_held = -1
 
     @property
@@ -103,7 +106,7 @@ class Sequence:
         self._recent.pop(seq, None)
         self._recent[seq] = fingerprint
         if len(self._recent) > RECENT_BATCHES:
-            del self._recent[next(iter(self._recent))]
+            self._recent.popitem(last=False)
 
     def hold(self, seq: int, fingerprint: int, batch: EventBatch | None) -> None:
         """Let a batch wait; None stands for one that cannot be decoded."""
