@@ -105,3 +105,15 @@ def test_churn_keeps_its_ratios_over_weeks_without_overflow() -> None:
         clock.add(second, 100, Instant(now))
     assert first.churn / second.churn == pytest.approx(3.0)
     assert first.churn < 1e30
+
+
+def test_a_gateway_that_idled_for_a_month_has_forgotten_its_churn_and_goes_on() -> None:
+    clock = ChurnClock(Instant(0.0))
+    queue = PrefillQueue()
+    clock.watch(queue)
+    clock.add(queue, 1_000_000, Instant(0.0))
+    month_ms = 30 * 86_400_000.0
+    assert clock.floor(Instant(month_ms)) == pytest.approx(4_096.0)
+    assert queue.churn == 0.0
+    clock.add(queue, 10, Instant(month_ms))
+    assert queue.churn == pytest.approx(10.0)

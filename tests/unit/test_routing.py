@@ -173,6 +173,14 @@ def test_what_most_workers_hold_is_not_charged_to_the_one_that_lacks_it() -> Non
     assert decision.candidates.miss_ms[3] == pytest.approx(115.0)
 
 
+def test_a_short_prompt_comes_back_to_the_one_worker_that_was_used_so_far() -> None:
+    table = Table(2)
+    first = table.fleet.get(WorkerId("w0"))
+    assert first is not None
+    table.fleet.churn.add(first.queue, 48, NOW)
+    assert table.route(48, [32, 0]).worker == "w0"
+
+
 def test_the_terms_add_up_to_the_cost_and_to_the_gain() -> None:
     table = Table(3)
     table.load(0, 40.0)

@@ -1,7 +1,7 @@
 """What sending a request to a worker costs, in milliseconds, term by term.
 
     cost = queue + transfer + miss + imbalance + decode pressure
-    miss + imbalance = (1 + k * churn / mean churn) * miss beyond what most workers hold
+    miss + imbalance = (1 + k * churn / (mean churn + floor)) * miss beyond what most workers hold
 
 `miss` is the predicted prefill time of what the worker does not hold; `queue` that of all work in
 front; the churn factor makes cold prefill dearer where much was inserted lately, which stops cold
@@ -67,18 +67,25 @@ class CostModel:
         return self._fixed_ms + uncached_tokens * per_token
 
     def columns(
-        self, states: list[WorkerState], matched_tokens: list[int], tokens: int, now: Instant
+        self,
+        states: list[WorkerState],
+        matched_tokens: list[int],
+        tokens: int,
+        *,
+        now: Instant,
+        churn_floor: float,
     ) -> CostColumns:
         """The terms for sending a prompt of `tokens` to each of `states`, which holds
         `matched_tokens` of it.
 
-        What more than half of the workers hold is common property: a worker that lacks it will
-        need it anyway, so computing it there is not charged (its imbalance is negative). Hot
-        prefixes thus end up everywhere, by load alone.
+        `churn_floor` is what a calm worker may have taken in without being the dearer for it, in
+        the scale of the churn clock. What more than half of the workers hold is common property: a
+        worker that lacks it will need it anyway, so computing it there is not charged (its
+        imbalance is negative). Hot prefixes thus end up everywhere, by load alone.
         """
         common = common_tokens(matched_tokens)
         churn_total = sum([state.queue.churn for state in states])
-        churn_price = self._churn_weight * len(states) / churn_total if churn_total > 0 else 0.0
+        churn_price = self._churn_weight / (churn_total / len(states) + churn_floor)
         fixed_ms, token_ms, context_ms = self._fixed_ms, self._token_ms, self._context_ms
         decode_ms = self._decode_ms
         queue_column: list[float] = []
@@ -96,7 +103,9 @@ class CostModel:
                 missed = tokens - common
                 per_token_ms = token_ms + context_ms * (common + 0.5 * missed)
                 priced_ms = (fixed_ms + missed * per_token_ms) * queue.scale
-            imbalance_ms = (1.0 + churn_price * queue.churn) * priced_ms - miss_ms
+            # The fixed part of a prefill inserts nothing, so churn does not make it dearer.
+            inserting_ms = priced_ms - fixed_ms * queue.scale
+            imbalance_ms = priced_ms - miss_ms + churn_price * queue.churn * inserting_ms
             queue_ms = queue.queue_ms(now)
             pressure_ms = decode_ms * queue.stream_count
             queue_column.append(queue_ms)

@@ -16,7 +16,10 @@ from trunkline.core.records import Instant
 CHURN_HALF_LIFE_MS = 90_000.0
 """Half-life of the memory of recently placed cold prefill; 60 to 120 s did alike on four traces."""
 
-_RESCALE_AT = 2.0**64
+CHURN_FLOOR_TOKENS = 4_096
+"""Churn below about one long prompt says nothing: nothing is evicted for it."""
+
+_RESCALE_HALF_LIVES = 64.0
 _TYPICAL_STEP = 0.1
 
 
@@ -124,12 +127,21 @@ class ChurnClock:
     def unwatch(self, queue: PrefillQueue) -> None:
         self._queues.remove(queue)
 
+    def floor(self, now: Instant) -> float:
+        """`CHURN_FLOOR_TOKENS` in the present scale."""
+        return CHURN_FLOOR_TOKENS * self._weight(now)
+
     def add(self, queue: PrefillQueue, missed_tokens: int, now: Instant) -> None:
         """Cold prefill of so many tokens was placed on a worker."""
-        weight = 2.0 ** ((now - self._origin) / CHURN_HALF_LIFE_MS)
-        if weight > _RESCALE_AT:
+        queue.churn += missed_tokens * self._weight(now)
+
+    def _weight(self, now: Instant) -> float:
+        half_lives = (now - self._origin) / CHURN_HALF_LIFE_MS
+        if half_lives > _RESCALE_HALF_LIVES:
+            # Also after days without a request: a negative power goes to 0, a positive overflows.
+            faded = 2.0**-half_lives
             for watched in self._queues:
-                watched.churn /= weight
+                watched.churn *= faded
             self._origin = now
-            weight = 1.0
-        queue.churn += missed_tokens * weight
+            return 1.0
+        return 2.0**half_lives

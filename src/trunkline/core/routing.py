@@ -64,7 +64,13 @@ class Router:
             states, matched, excluded = _without_full(states, matched, excluded)
         if not states:
             return None
-        columns = self._cost.columns(states, matched, request.prompt_tokens, now)
+        columns = self._cost.columns(
+            states,
+            matched,
+            request.prompt_tokens,
+            now=now,
+            churn_floor=self._fleet.churn.floor(now),
+        )
         question = Question(
             states=states,
             matched_tokens=matched,
