@@ -16,6 +16,7 @@ from trunkline.control.member import Member, MemberParts
 from trunkline.control.views import Heartbeat, MemberView, WorkerSpec
 from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.leases import LeaseTable
+from trunkline.core.records import BootInstant
 from trunkline.errors import ConfigError
 
 MAX_WORKERS = 4_096
@@ -29,7 +30,7 @@ class Membership:
         self._parts = parts
         self._members: dict[str, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._leases = LeaseTable(ttl_ms=heartbeat_ttl_ms)
+        self._leases = LeaseTable()
         self._heartbeat_ttl_ms = heartbeat_ttl_ms
         self._group = asyncio.TaskGroup()
 
@@ -45,7 +46,8 @@ class Membership:
     ) -> None:
         for task in self._tasks.values():
             task.cancel()
-        await self._group.__aexit__(kind, error, trace)
+        # Not told of the body's error, which goes through as it is and not in a group of one.
+        await self._group.__aexit__(None, None, None)
 
     def add(self, spec: WorkerSpec) -> str:
         """Take a worker in; its name. What is here already with the same spec stays as it is (C10).
@@ -97,12 +99,12 @@ class Membership:
         if member.is_misread(heartbeat):
             return f"{heartbeat.name}: joined with another block size; it is asked anew"
         worker = member.workers[0]
-        boot = self._parts.clock.boot()
         before = self._leases.boot_nonce(worker)
-        refusal = self._leases.renew(worker, heartbeat.boot_nonce, heartbeat.counter, boot)
+        refusal = self._leases.renew(worker, heartbeat.boot_nonce, heartbeat.counter)
         if refusal is None:
+            ends_at = BootInstant(self._parts.clock.boot() + self._heartbeat_ttl_ms)
             is_new_life = before is not None and before != heartbeat.boot_nonce
-            member.take_heartbeat(heartbeat, boot, self._heartbeat_ttl_ms, is_new_life)
+            member.take_heartbeat(heartbeat, ends_at, is_new_life)
         return refusal
 
     def views(self) -> list[MemberView]:
@@ -113,17 +115,12 @@ class Membership:
         member = self._members.get(name)
         return member.view() if member else None
 
-    async def wait_usable(self, count: int, timeout_ms: float) -> bool:
-        """Until `count` workers are in the fleet; False when the time is over first."""
-        try:
-            async with asyncio.timeout(timeout_ms / 1_000.0):
-                while sum(1 for m in self._members.values() if m.is_joined) < count:
-                    await self._parts.joined.wait()
-                    self._parts.joined.clear()
-        except TimeoutError:
-            return False
-        return True
-
     def served_models(self) -> list[str]:
-        """Model names that the workers announce, sorted."""
-        return sorted({m.model_id for m in self._members.values() if m.model_id})
+        """The model of this fleet; none until a worker has joined, where no setting names it."""
+        name = self._parts.model.name
+        return [name] if name else []
+
+    def max_model_len(self, configured: int) -> int:
+        """What every worker that says so can take, and no more than is configured."""
+        told = [member.max_model_len for member in self._members.values()]
+        return min([configured, *(most for most in told if most is not None)])

@@ -1,64 +1,63 @@
-"""How long a worker's word is believed without news.
+"""Whose heartbeats count: one incarnation of each worker, and only forwards.
 
-A lease belongs to one incarnation: a late heartbeat of an earlier life never revives it. Validity
-counts on the boot clock from the moment the news was *sent*, where the sender's request told it,
-else from receipt. Read `fleet.py` next.
+A heartbeat is registration and renewal in one: it says everything there is to say (incarnation,
+block size, what is held) and replaces all that was said before, so that the next one of the same
+life takes up a lease that had run out. What can not come back is an earlier life: it is fenced.
+
+How long the worker is then believed is `WorkerState.lease_ends_at`, the one truth of it, counted on
+the boot clock from receipt. Must never: read a clock. Read `fleet.py` next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
-from trunkline.core.records import BootInstant, WorkerId
+from trunkline.core.records import WorkerId
+
+FENCED_LIVES = 64
+"""Earlier lives of a worker that are remembered; beyond it the oldest is forgotten. A heartbeat
+that late has come through 64 restarts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """The right of one incarnation to be routed to, until `ends_at`."""
-
+@dataclass(slots=True, kw_only=True)
+class _Incarnation:
     boot_nonce: str
     counter: int
-    ends_at: BootInstant
+    fenced: deque[str] = field(default_factory=lambda: deque[str](maxlen=FENCED_LIVES))
 
 
 class LeaseTable:
-    """Leases of the workers that send heartbeats."""
+    """The present incarnation of each worker that sends heartbeats, and the earlier ones."""
 
-    def __init__(self, *, ttl_ms: float) -> None:
-        self._ttl_ms = ttl_ms
-        self._leases: dict[WorkerId, Lease] = {}
-        self._fenced: dict[WorkerId, str] = {}
+    def __init__(self) -> None:
+        self._known: dict[WorkerId, _Incarnation] = {}
 
-    def renew(
-        self, worker: WorkerId, boot_nonce: str, counter: int, now: BootInstant
-    ) -> str | None:
+    def renew(self, worker: WorkerId, boot_nonce: str, counter: int) -> str | None:
         """Take a heartbeat; None when it is good, else why it is refused.
 
-        A new boot nonce begins a new life and fences the old one for good; inside a life `counter`
-        must grow.
+        A new boot nonce begins a new life and fences the old one; inside a life `counter` must
+        grow.
         """
-        known = self._leases.get(worker)
-        if self._fenced.get(worker) == boot_nonce:
+        known = self._known.get(worker)
+        if known is None:
+            self._known[worker] = _Incarnation(boot_nonce=boot_nonce, counter=counter)
+            return None
+        if boot_nonce in known.fenced:
             return f"{worker}: this incarnation was replaced by a newer one"
-        if known is not None and known.boot_nonce == boot_nonce and counter <= known.counter:
-            return f"{worker}: heartbeat {counter} does not follow {known.counter}"
-        if known is not None and known.boot_nonce != boot_nonce:
-            self._fenced[worker] = known.boot_nonce
-        self._leases[worker] = Lease(
-            boot_nonce=boot_nonce, counter=counter, ends_at=BootInstant(now + self._ttl_ms)
-        )
+        if boot_nonce == known.boot_nonce:
+            if counter <= known.counter:
+                return f"{worker}: heartbeat {counter} does not follow {known.counter}"
+        else:
+            known.fenced.append(known.boot_nonce)
+            known.boot_nonce = boot_nonce
+        known.counter = counter
         return None
 
-    def is_live(self, worker: WorkerId, now: BootInstant) -> bool:
-        """Whether the worker's lease holds at `now`; at its very end it does not."""
-        lease = self._leases.get(worker)
-        return lease is not None and now < lease.ends_at
-
     def boot_nonce(self, worker: WorkerId) -> str | None:
-        lease = self._leases.get(worker)
-        return lease.boot_nonce if lease else None
+        known = self._known.get(worker)
+        return known.boot_nonce if known else None
 
     def forget(self, worker: WorkerId) -> None:
         """The worker was removed by an operator: a later heartbeat starts afresh."""
-        self._leases.pop(worker, None)
-        self._fenced.pop(worker, None)
+        self._known.pop(worker, None)
