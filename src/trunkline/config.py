@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_printable_ascii(text: str) -> bool:
+    """Whether it can stand in a request line or a header as it is. A space can not."""
+    return all("!" <= character <= "~" for character in text)
+
+
 def worker_url_problem(url: str) -> str | None:
     """Why `url` cannot name a worker, None when it can. Looks at the words, resolves nothing."""
     if len(url) > 2_048:
         return "is longer than 2048 characters"
-    if any(character <= " " or character == "\x7f" for character in url):
-        return "holds a space or a control character"
+    if not is_printable_ascii(url):
+        return (
+            "holds a space, a control character or one beyond ASCII; "
+            "write hosts as xn--... and paths with %XX"
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -76,15 +84,49 @@ def worker_url_problem(url: str) -> str | None:
         return f"is no URL ({error})"
     if parts.scheme not in ("http", "https"):
         return "does not begin with http:// or https://"
-    if not parts.hostname:
-        return "names no host"
-    if parts.username is not None or parts.password is not None:
-        return "holds a user or password; give the key as the worker's api_key"
     if port == 0:
         return "has port 0"
+    return _host_problem(parts) or _rest_problem(parts)
+
+
+def _host_problem(parts: SplitResult) -> str | None:
+    if not parts.hostname:
+        return "names no host"
+    if not all(0 < len(label) <= 63 for label in parts.hostname.removesuffix(".").split(".")):
+        return "has a host with an empty label or one longer than 63 characters"
+    if parts.username is not None or parts.password is not None:
+        return "holds a user or password; give the key as the worker's api_key"
+    return None
+
+
+def _rest_problem(parts: SplitResult) -> str | None:
     if parts.query:
         return "has a query"
-    return None
+    if "@" in parts.path:
+        return "has an @ in its path, which names the ranks of a worker"
+    names = [word.partition("=")[0] for word in parts.fragment.split("&") if word]
+    is_known = not set(names) - {"events", "replay"} and len(set(names)) == len(names)
+    if not names or (is_known and "events" in names):
+        return None
+    return "has a fragment other than #events=tcp://HOST:PORT or ...&replay=tcp://HOST:PORT"
+
+
+def worker_event_endpoints(url: str) -> dict[str, str]:
+    """What a good URL says behind `#`: `events` and perhaps `replay`; empty where it says none."""
+    fragment = urlsplit(url).fragment
+    return {
+        name: endpoint
+        for name, _, endpoint in (word.partition("=") for word in fragment.split("&") if word)
+    }
+
+
+def worker_name(url: str) -> str:
+    """The one name of the worker at a good URL: `host:port`, and its base path where it has one."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return shown + parts.path.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +347,11 @@ class RoutingConfig:
         high=1.0,
     )
     load_watermark: float = setting(
-        0.85, "A worker with higher load gets no new prefixes.", unit="share", low=0.0, high=1.0
+        0.85,
+        "A worker whose heartbeats tell of higher load gets no new prefixes; engines do not say.",
+        unit="share",
+        low=0.0,
+        high=1.0,
     )
     time_scale: float = setting(
         1.0,
@@ -359,7 +405,11 @@ class ModelConfig:
     chat_template: str = setting(
         "", "Chat template file; empty takes the one of the tokenizer's config."
     )
-    served_model_name: str = setting("", "Model name in the API; empty asks the workers.")
+    served_model_name: str = setting(
+        "",
+        "Model that the fleet serves; workers that do not list it are left out. "
+        "Empty takes that of the first worker.",
+    )
     max_model_len: int = setting(
         131_072, "Longest prompt plus answer.", unit="tokens", low=16, high=1 << 24
     )
@@ -368,7 +418,8 @@ class ModelConfig:
     )
     root_key_file: str = setting(
         "",
-        "File with the 32-byte root secret of all namespaces, hex; empty makes one at start.",
+        "File with the 32-byte root secret of all namespaces, hex, that others must not be able to "
+        "read; empty makes one at start.",
     )
 
 
@@ -388,7 +439,8 @@ class Config:
 
     worker_urls: tuple[str, ...] = setting(
         (),
-        "Workers as `http://host:port`, with `#events=...` where no event socket is announced.",
+        "Workers as `http://host:port`, followed by `#events=tcp://host:port` (and "
+        "`&replay=tcp://host:port`) where the engine does not announce its event socket.",
     )
     listen: ListenConfig = field(default_factory=ListenConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

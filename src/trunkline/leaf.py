@@ -28,6 +28,7 @@ SHOWN_SECRET = "***"
 
 
 _MAX_SECRET_BYTES = 4_096
+_ROOT_KEY_BYTES = 32
 _KINDS: Mapping[str, type[Any]] = {
     "int": int,
     "float": float,
@@ -204,17 +205,34 @@ def _secret(leaf: Leaf, value: str, source: str) -> str:
         raise _refusal(leaf, value, "is what is shown in place of a secret", source)
     if not value.startswith("@"):
         return value
-    path = value[1:]
-    raw, mode = read_bounded(path, _MAX_SECRET_BYTES, f"{leaf.key}: secret file")
+    return read_secret(value[1:], f"{leaf.key} ({source})")
+
+
+def read_secret(path: str, what: str) -> str:
+    """The text of a small file that nobody else may read. Raises ConfigError; `what` is for it."""
+    raw, mode = read_bounded(path, _MAX_SECRET_BYTES, f"{what}: secret file")
     if mode & stat.S_IROTH:
-        raise ConfigError(f"{leaf.key} ({source}): everyone may read {path}; chmod 600 it")
+        raise ConfigError(f"{what}: everyone may read {path}; chmod 600 it")
     try:
         secret = raw.decode("utf-8").strip()
     except UnicodeDecodeError:
-        raise ConfigError(f"{leaf.key} ({source}): {path} is not valid UTF-8") from None
+        raise ConfigError(f"{what}: {path} is not valid UTF-8") from None
     if not secret:
-        raise ConfigError(f"{leaf.key} ({source}): {path} is empty; write the key into it")
+        raise ConfigError(f"{what}: {path} is empty; write the key into it")
     return secret
+
+
+def read_root_key(path: str) -> bytes:
+    """The root secret of all namespaces; empty where no file is named. Raises ConfigError."""
+    if not path:
+        return b""
+    try:
+        key = bytes.fromhex(read_secret(path, "root_key_file"))
+    except ValueError:
+        key = b""  # what it says instead may be a secret all the same: not shown
+    if len(key) != _ROOT_KEY_BYTES:
+        raise ConfigError(f"root_key_file {path}: {2 * _ROOT_KEY_BYTES} hex digits are needed")
+    return key
 
 
 def _refusal(leaf: Leaf, value: Any, problem: str, source: str) -> ConfigError:

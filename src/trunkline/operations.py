@@ -8,9 +8,10 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from trunkline.config import worker_name, worker_url_problem
 from trunkline.control.membership import Membership
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.control.views import MemberView, Mode, WorkerSpec
@@ -73,9 +74,10 @@ class Operations:
     async def add_worker(self, order: WorkerOrder) -> WorkerJob | Refused:
         try:
             spec = self._spec_of(order.url, order.api_key, order.labels)
+            spec = replace(spec, model_id=order.model_id)
             known = self._membership.spec(spec.name)
             if known is not None and known != spec:
-                text = f"{spec.name} is here with another key, URL or labels; remove it first"
+                text = f"{spec.name} is here with another key, URL, model or labels: remove it"
                 return Refused(status=409, code="worker_exists", message=text)
             self.add(spec)
         except ConfigError as error:
@@ -168,7 +170,13 @@ class Operations:
         yield Sample("prompt_tokens_total", accounts.prompt_tokens)
         yield Sample("predicted_tokens_total", accounts.predicted_tokens)
         yield Sample("reused_tokens_total", accounts.reused_tokens)
+        yield Sample("reported_prompts_total", accounts.reported_prompts)
+        yield Sample("reused_prompts_total", accounts.hit_prompts)
+        yield Sample("unread_prompts_total", accounts.unread_prompts)
         yield Sample("over_claims_total", accounts.over_claims)
+        yield Sample("over_claimed_tokens_total", accounts.over_claimed_tokens)
+        yield Sample("decision_queue_seconds_total", accounts.queued_ms / 1_000.0)
+        yield Sample("decision_net_gain_seconds", accounts.net_gain_ms / 1_000.0)
         yield Sample("prefix_indexer_size", self._directory.block_count())
         if accounts.prompt_tokens:
             ratio = accounts.reused_tokens / accounts.prompt_tokens
@@ -191,8 +199,9 @@ class Operations:
         )
 
     def _name(self, worker: WorkerId) -> str:
-        """A worker by its name or by its URL."""
-        return worker.split("://", 1)[-1].rstrip("/")
+        """A worker by its name or by its URL; what is neither is looked for as it is."""
+        url = worker if "://" in worker else f"http://{worker}"
+        return worker if worker_url_problem(url) else worker_name(url)
 
 
 def _worker_view(view: MemberView) -> WorkerView:
@@ -210,6 +219,7 @@ def _worker_view(view: MemberView) -> WorkerView:
         detail={
             "block_tokens": view.block_tokens,
             "capacity_blocks": view.capacity_blocks,
+            "max_model_len": view.max_model_len,
             "degraded": list(view.degraded),
             "ranks": [asdict(rank) for rank in view.ranks],
         },

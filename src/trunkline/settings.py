@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from trunkline.config import Config, ListenConfig, is_loopback, worker_url_problem
+from trunkline.config import Config, ListenConfig, is_loopback, worker_name, worker_url_problem
 from trunkline.errors import ConfigError
 from trunkline.leaf import (
     PREFIX,
@@ -271,7 +271,9 @@ def _urls_problem(urls: tuple[str, ...]) -> str | None:
         problem = worker_url_problem(url)
         if problem:
             return f"{url[:80]!r} {problem}"
-    return "names one worker twice; remove one" if len(set(urls)) < len(urls) else None
+    names = [worker_name(url) for url in urls]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    return f"names the worker {twice} twice; remove one" if twice else None
 
 
 def _listen_problems(listen: ListenConfig) -> dict[str, str | None]:

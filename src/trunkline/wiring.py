@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,20 +20,29 @@ from urllib.parse import urlsplit
 import msgspec
 
 from trunkline.adapters.clock import SystemClock
-from trunkline.config import Config, worker_url_problem
+from trunkline.config import (
+    Config,
+    is_printable_ascii,
+    worker_event_endpoints,
+    worker_name,
+    worker_url_problem,
+)
 from trunkline.errors import ConfigError
+from trunkline.leaf import read_root_key
 
 if TYPE_CHECKING:
     from trunkline.adapters.zmq_events import EventContext
-    from trunkline.control.member import MemberParts
+    from trunkline.control.discovery import FleetModel
     from trunkline.control.membership import Membership
+    from trunkline.control.parts import MemberParts
     from trunkline.control.views import WorkerSpec
     from trunkline.core.actions import Action
     from trunkline.core.directory import Directory
     from trunkline.core.feed import WorkerFeed
     from trunkline.core.fleet import Fleet
     from trunkline.core.records import WorkerId
-    from trunkline.gateway.front import FrontParts
+    from trunkline.gateway.counters import AccessRecord
+    from trunkline.gateway.front import Front, FrontParts
     from trunkline.gateway.picker import FleetPicker, NamespaceSource
     from trunkline.gateway.tokenise import PromptTokens
     from trunkline.ports.worker import EventSource
@@ -72,7 +81,8 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.operations import Operations
     from trunkline.settings import redacted
 
-    clock, stop = SystemClock(), asyncio.Event()
+    specs = [worker_spec(url, "", {}) for url in config.worker_urls]
+    clock, stop, again = SystemClock(), asyncio.Event(), asyncio.Event()
     core = build_core(config, clock)
     context = event_context(MAX_WORKERS)
     parts = _member_parts(config, core, clock, context)
@@ -92,20 +102,25 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
             operations, exposition, settings=redacted(config), key=config.listen.admin_api_key
         )
         listener = bind_admin(config.listen)
-        for url in config.worker_urls:
-            operations.add(worker_spec(url, "", {}))
+        for spec in specs:
+            operations.add(spec)
         if not config.listen.api_key:
             observe.log.warning("auth.off", meaning="everybody who reaches the port is one tenant")
+        if not config.model.root_key_file:
+            observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(
+                number, lambda: (again if stop.is_set() else stop).set()
+            )
         _announce(config, front.port, listener.getsockname()[1])
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_admin(admin, listener, stop))
             housekeeping = group.create_task(_keep_house(core.directory, clock))
             await stop.wait()
+            hurrying = group.create_task(_close_when(again, front))
             await front.drain(DRAIN_MS)
-            await front.close()
-            housekeeping.cancel()
+            for task in (housekeeping, hurrying):
+                task.cancel()
     core.prompts.close()
     context.term()
     return 0
@@ -120,6 +135,7 @@ class Core:
     prompts: PromptTokens
     namespaces: NamespaceSource
     picker: FleetPicker
+    model: FleetModel
 
 
 def build_core(config: Config, clock: SystemClock) -> Core:
@@ -129,6 +145,7 @@ def build_core(config: Config, clock: SystemClock) -> Core:
     """
     from trunkline.adapters.template import load_template
     from trunkline.adapters.tokenizer import load_tokenizer
+    from trunkline.control.discovery import FleetModel
     from trunkline.core.cost import CostModel
     from trunkline.core.directory import Directory
     from trunkline.core.fleet import Fleet
@@ -149,14 +166,15 @@ def build_core(config: Config, clock: SystemClock) -> Core:
     tokenizer = load_tokenizer(Path(model.tokenizer_path) if model.tokenizer_path else folder)
     template_file = Path(model.chat_template) if model.chat_template else None
     template = load_template(folder, template_file, wall=clock.wall)
-    root_key = _root_key(model.root_key_file)
+    root_key = read_root_key(model.root_key_file) or secrets.token_bytes(32)
     directory = Directory(max_blocks=config.directory.max_blocks)
+    served = FleetModel(model.served_model_name)
     # One tenant until principals are configured.
     scope = Scope(kind=ScopeKind.TENANT, org="default", tenant="default")
 
     def derive(block_tokens: int) -> Namespace:
         identity = ModelIdentity(
-            model_id=model.served_model_name or "default",
+            model_id=served.name or "unnamed",  # named before any block of it is: a worker joined
             block_tokens=block_tokens,
             tokenizer_digest=tokenizer.digest,
             template_digest=template.digest,
@@ -186,7 +204,12 @@ def build_core(config: Config, clock: SystemClock) -> Core:
         shows_decisions=routing.decision_header,
     )
     return Core(
-        directory=directory, fleet=fleet, prompts=prompts, namespaces=namespaces, picker=picker
+        directory=directory,
+        fleet=fleet,
+        prompts=prompts,
+        namespaces=namespaces,
+        picker=picker,
+        model=served,
     )
 
 
@@ -196,7 +219,7 @@ def _member_parts(
     from trunkline import observe
     from trunkline.adapters.event_sources import discovered_sources
     from trunkline.adapters.zmq_events import run_feed
-    from trunkline.control.member import MemberParts
+    from trunkline.control.parts import MemberParts
     from trunkline.control.probe import fetch
     from trunkline.core.feed import FeedLimits, WorkerFeed
 
@@ -226,7 +249,7 @@ def _member_parts(
     def find_sources(answer: bytes, host: str) -> list[EventSource]:
         try:
             return discovered_sources(msgspec.json.decode(answer), worker_host=host)
-        except (ConfigError, msgspec.DecodeError) as error:
+        except (ConfigError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
             observe.log.warning("worker.odd_event_sources", host=host, why=str(error))
             return []
 
@@ -239,6 +262,7 @@ def _member_parts(
         make_feed=make_feed,
         run_feed=follow,
         find_sources=find_sources,
+        model=core.model,
         health=config.health,
         breaker=config.breaker,
         routing=config.routing,
@@ -250,8 +274,11 @@ def _member_parts(
 def _front_parts(
     config: Config, core: Core, membership: Membership, clock: SystemClock
 ) -> FrontParts:
-    from trunkline import cli
+    from trunkline import cli, observe
     from trunkline.gateway.front import FrontParts, Readiness, api_key_check
+
+    def log_request(record: AccessRecord) -> None:
+        observe.log.debug("request.finished", **asdict(record))
 
     def models() -> bytes:
         rows = [
@@ -260,7 +287,7 @@ def _front_parts(
                 "object": "model",
                 "created": 0,
                 "owned_by": "trunkline",
-                "max_model_len": config.model.max_model_len,
+                "max_model_len": membership.max_model_len(config.model.max_model_len),
             }
             for name in membership.served_models()
         ]
@@ -283,7 +310,15 @@ def _front_parts(
         max_model_len=config.model.max_model_len,
         version=cli.version(),
         authenticate=api_key_check(config.listen.api_key) if config.listen.api_key else None,
+        # A line costs some 12 us of the hot path: only for those who asked for all there is.
+        on_finished=log_request if config.observe.log_level == "debug" else None,
     )
+
+
+async def _close_when(again: asyncio.Event, front: Front) -> None:
+    """A second signal: whoever sent it does not want to wait for streams."""
+    await again.wait()
+    await front.close()
 
 
 async def _keep_house(directory: Directory, clock: SystemClock) -> None:
@@ -301,37 +336,37 @@ def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec
     problem = worker_url_problem(url)
     if problem:
         raise ConfigError(f"worker {url}: {problem}")
+    if not is_printable_ascii(api_key):
+        raise ConfigError(f"worker {url}: its api_key holds a character that no header can carry")
     parts = urlsplit(url)
-    is_tls = parts.scheme == "https"
-    host = parts.hostname or ""
-    port = parts.port or (443 if is_tls else 80)
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = worker_name(url)
     endpoint = Endpoint(
-        host=host,
-        port=port,
-        host_header=shown,
+        host=parts.hostname or "",
+        port=parts.port or (443 if parts.scheme == "https" else 80),
+        host_header=name.partition("/")[0],
         base_path=parts.path.rstrip("/"),
-        is_tls=is_tls,
+        is_tls=parts.scheme == "https",
         api_key=api_key,
     )
-    return WorkerSpec(name=shown, endpoint=endpoint, labels=tuple(sorted(labels.items())))
+    return WorkerSpec(
+        name=name,
+        endpoint=endpoint,
+        labels=tuple(sorted(labels.items())),
+        event_sources=_named_sources(url, endpoint.host),
+    )
 
 
-def _root_key(path: str) -> bytes:
-    """The root secret of all namespaces. Raises ConfigError for a file that holds none."""
-    from trunkline import observe
+def _named_sources(url: str, host: str) -> tuple[EventSource, ...]:
+    """The event source that a worker's URL names behind `#`. Raises ConfigError for no endpoint."""
+    from trunkline.adapters.event_sources import event_source
 
-    if not path:
-        observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
-        return secrets.token_bytes(32)
-    try:
-        key = bytes.fromhex(Path(path).read_text("ascii").strip())
-    except (OSError, ValueError) as error:
-        why = f"{type(error).__name__}: 64 hex digits are needed"
-        raise ConfigError(f"root_key_file {path}: {why}") from error
-    if len(key) != 32:
-        raise ConfigError(f"root_key_file {path}: {len(key)} bytes, 32 are needed")
-    return key
+    named = worker_event_endpoints(url)
+    if not named:
+        return ()
+    source = event_source(named["events"], worker_host=host)
+    replay = event_source(named["replay"], worker_host=host).endpoint if "replay" in named else None
+    # Read as an engine's own, but here it says where to connect to.
+    return (replace(source, is_bound_by_us=False, replay_endpoint=replay),)
 
 
 def _checked(read: Callable[[str], Read], text: str) -> Read:

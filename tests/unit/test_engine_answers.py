@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trunkline.control.engine import (
+    MAX_REQUESTS,
     CacheFacts,
     LoadReport,
     ModelFacts,
@@ -34,7 +35,16 @@ def test_models_and_their_lengths_are_read() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b'{"data":{}}', b'{"data":[{"id":3}]}', b"\xff", b"[" * 100_000, b'{"data":[3]}'],
+    [
+        b"",
+        b"[]",
+        b'{"data":{}}',
+        b'{"data":[{"id":3}]}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"data":[3]}',
+        b'{"data":[{"id":"\xff"}]}',
+    ],
 )
 def test_odd_model_lists_are_no_models(body: bytes) -> None:
     assert parse_models(body) == []
@@ -44,6 +54,33 @@ def test_block_size_and_capacity_come_from_the_cache_config() -> None:
     assert parse_cache(VLLM) == CacheFacts(block_tokens=32, capacity_blocks=400)
     assert parse_cache(b'vllm:cache_config_info{block_size="-3"} 1\n').block_tokens is None
     assert parse_cache(b"nothing").capacity_blocks is None
+
+
+@pytest.mark.parametrize("size", ["0", "65537", "9" * 5_000, "\u0663", "1e3", ""])
+def test_a_block_size_that_none_can_have_is_unknown(size: str) -> None:
+    page = f'vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{size}0"}} 1\n'.encode()
+    assert parse_cache(page).block_tokens is None
+
+
+def test_sizes_at_the_bounds_are_believed() -> None:
+    page = b'vllm:cache_config_info{block_size="65536",num_gpu_blocks="2147483648"} 1\n'
+    assert parse_cache(page) == CacheFacts(block_tokens=65_536, capacity_blocks=1 << 31)
+
+
+def test_counts_that_none_can_have_are_cut_to_the_bound() -> None:
+    page = b"vllm:num_requests_running 1e308\nvllm:num_requests_running 1e308\n"
+    report = parse_metrics_load(page + b"vllm:num_requests_waiting -5\n")
+    assert report == LoadReport(running=MAX_REQUESTS, waiting=0, memory_ratio=None)
+    report = parse_json_load(b'{"server_load": 99999999999999999999999}')
+    assert report is not None
+    assert report.running == MAX_REQUESTS
+
+
+def test_a_model_without_a_name_or_with_an_endless_one_is_none() -> None:
+    long = b"m" * 257
+    assert parse_models(b'{"data":[{"id":""},{"id":"' + long + b'"}]}') == []
+    [facts] = parse_models(b'{"data":[{"id":"m","max_model_len":-1}]}')
+    assert facts.max_model_len is None
 
 
 def test_load_is_summed_over_ranks() -> None:

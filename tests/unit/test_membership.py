@@ -15,18 +15,20 @@ import pytest
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
-from trunkline.control.member import MemberParts
+from trunkline.control.discovery import FleetModel
 from trunkline.control.membership import Membership
+from trunkline.control.parts import HELD_SLACK_BLOCKS, MemberParts
 from trunkline.control.views import Heartbeat, Mode, WorkerSpec
 from trunkline.core.actions import Action, FeedFailed
 from trunkline.core.decision import Exclusion
 from trunkline.core.directory import Directory
+from trunkline.core.events import BlocksStored, EventBatch
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import ModelIdentity, Scope, ScopeKind, derive_namespace
 from trunkline.core.keys import chain
-from trunkline.core.records import BlockKey, WorkerId
-from trunkline.errors import WorkerLost, WorkerTimeout
+from trunkline.core.records import BlockKey, Tier, WorkerId
+from trunkline.errors import ConfigError, WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 from trunkline.ports.worker import AttemptEnd, Endpoint, EventSource, Target
 
@@ -105,15 +107,19 @@ class Bench:
         self.answers: dict[int, Answers] = {}
         self.feed_actions: dict[WorkerId, Callable[[Action], None]] = {}
         self.feed_error: Exception | None = None
+        self.make_feed_error: Exception | None = None
+        self.feeds: dict[WorkerId, WorkerFeed] = {}
+        self.followed: list[EventSource] = []
         self.parts = MemberParts(
             fleet=self.fleet,
             directory=self.directory,
             targets=self.table,
             clock=self.clock,
             fetch=self.fetch,
-            make_feed=lambda worker, source: WorkerFeed(worker, self.directory, rank=source.rank),
+            make_feed=self.make_feed,
             run_feed=self.run_feed,
             find_sources=lambda body, host: self.answers[int(body)].sources,
+            model=FleetModel(),
             health=HealthConfig(health_check_interval_secs=0.05, load_interval_secs=0.05),
             breaker=BreakerConfig(**breaker),
             routing=RoutingConfig(),
@@ -128,10 +134,18 @@ class Bench:
         await asyncio.sleep(0)
         return self.answers[endpoint.port].answer(path)
 
+    def make_feed(self, worker: WorkerId, source: EventSource) -> WorkerFeed:
+        if self.make_feed_error is not None:
+            error, self.make_feed_error = self.make_feed_error, None
+            raise error
+        feed = self.feeds[worker] = WorkerFeed(worker, self.directory, rank=source.rank)
+        return feed
+
     async def run_feed(
         self, source: EventSource, feed: WorkerFeed, on_action: Callable[[Action], None]
     ) -> None:
         self.feed_actions[feed.worker] = on_action
+        self.followed.append(source)
         if self.feed_error is not None:
             error, self.feed_error = self.feed_error, None
             raise error
@@ -201,6 +215,22 @@ def some_chain(blocks: int = 20, block_tokens: int = 16) -> Any:
     return chain(namespace, array("I", range(blocks * block_tokens)))
 
 
+def stored_batch(seq: int, keys: Any, count: int, first: int = 0) -> EventBatch:
+    """Blocks that are there, each a prompt of its own."""
+    events = tuple(
+        BlocksStored(
+            hashes=array("Q", [number]),
+            parent=None,
+            tokens=array("I", [number] * 16),
+            block_tokens=16,
+            tier=Tier.DEVICE,
+            salt=keys.namespace.salt,
+        )
+        for number in range(first, first + count)
+    )
+    return EventBatch(seq=seq, events=events, fingerprint=seq)
+
+
 # -- joining ---------------------------------------------------------------------------------------
 
 
@@ -213,8 +243,6 @@ async def test_a_worker_joins_with_what_it_says_of_itself(bench: Bench) -> None:
     assert view.capacity_blocks == 100
     assert bench.table.targets[W0].predicted_ttl_ms == RoutingConfig().approximate_ttl_ms
     assert bench.membership.served_models() == ["m"]
-    assert await bench.membership.wait_usable(1, 1_000.0)
-    assert not await bench.membership.wait_usable(2, 20.0)
 
 
 @bench_test
@@ -262,7 +290,6 @@ async def test_a_worker_that_is_not_there_is_shown_with_the_reason_and_tried_aga
 @bench_test
 async def test_a_worker_above_the_bound_is_refused(bench: Bench) -> None:
     from trunkline.control import membership
-    from trunkline.errors import ConfigError
 
     bench.add()
     for number in range(membership.MAX_WORKERS - 1):
@@ -270,6 +297,17 @@ async def test_a_worker_above_the_bound_is_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="no more are taken"):
         bench.membership.add(named(2))
     bench.membership._members = {"w0:1": bench.membership._members["w0:1"]}
+
+
+def test_an_error_inside_an_open_membership_goes_through_as_it_is() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        async with bench.membership:
+            await bench.joined()
+            raise ConfigError("a taken port")
+
+    with pytest.raises(ConfigError, match="a taken port"):
+        asyncio.run(scenario())
 
 
 @bench_test
@@ -307,6 +345,130 @@ async def test_c90_random_orders_of_adding_and_removing_end_as_the_source_says(
     await until(lambda: {state.worker for state in bench.fleet.states()} == names)
     assert set(bench.table.targets) == names
     assert {view.name for view in bench.membership.views()} == names
+
+
+# -- one worker's trouble is nobody else's ---------------------------------------------------------
+
+
+@bench_test
+async def test_a_worker_whose_answers_break_us_is_shown_tried_again_and_harms_nobody(
+    bench: Bench,
+) -> None:
+    await bench.joined(2)
+    other, answers = bench.state(WorkerId("w1:2")), Answers(metrics=metrics())
+    answers.failure = functools.partial(RecursionError, "deep")
+    bench.add(answers=answers)
+    await until(lambda: bench.log.count("worker.join_failed"))
+    view = bench.membership.view("w0:1")
+    assert view is not None
+    assert (view.mode, view.ranks) == (Mode.CONNECTING, ())
+    assert view.reason == "cannot be joined: RecursionError"
+    answers.failure = None
+    await until(lambda: bench.fleet.get(W0))
+    assert bench.state(WorkerId("w1:2")) is other
+
+
+@bench_test
+async def test_a_join_that_fails_half_way_leaves_nothing_behind(bench: Bench) -> None:
+    bench.make_feed_error = ValueError("a bug")
+    bench.add(answers=with_events(0, 1))
+    await until(lambda: bench.log.count("worker.join_failed"))
+    assert (bench.fleet.states(), bench.table.targets) == ([], {})
+    assert not bench.directory.knows(WorkerId("w0:1@0"))
+    await until(lambda: len(bench.fleet.states()) == 2)
+
+
+@bench_test
+async def test_a_cache_of_impossible_size_is_an_unknown_one(bench: Bench) -> None:
+    for port, sizes in enumerate(
+        [
+            'block_size="70000",num_gpu_blocks="10"',
+            f'block_size="16",num_gpu_blocks="{"9" * 5_000}"',
+            'block_size="16",num_gpu_blocks="18446744073709551616"',
+        ],
+        start=1,
+    ):
+        page = f"vllm:cache_config_info{{{sizes}}} 1\n".encode()
+        await bench.joined(port, Answers(metrics=page))
+    shown = [(view.block_tokens, view.capacity_blocks) for view in bench.membership.views()]
+    assert shown == [(16, 10), (16, None), (16, None)]
+
+
+@bench_test
+async def test_a_worker_fills_no_more_of_the_directory_than_twice_what_it_can_hold(
+    bench: Bench,
+) -> None:
+    bench.directory = bench.parts.directory = Directory(max_blocks=10_000)
+    bench.directory.admit_namespace(some_chain().namespace)
+    await bench.joined(answers=with_events(0))
+    feed, limit = bench.feeds[W0], 2 * 100 + HELD_SLACK_BLOCKS
+    feed.live(stored_batch(0, some_chain(), limit), bench.clock.now())
+    assert bench.directory.held_count(W0) == limit
+    feed.live(stored_batch(1, some_chain(), 1, first=limit), bench.clock.now())
+    assert bench.directory.held_count(W0) == limit
+
+
+# -- one fleet, one model --------------------------------------------------------------------------
+
+
+@bench_test
+async def test_the_first_worker_decides_the_model_and_one_of_another_is_shown_and_left_out(
+    bench: Bench,
+) -> None:
+    await bench.joined()
+    stranger = Answers(metrics=metrics())
+    stranger.pages["/v1/models"] = b'{"data":[{"id":"n"}]}'
+    bench.add(2, stranger)
+    await until(lambda: bench.log.count("worker.other_model"))
+    view = bench.membership.view("w1:2")
+    assert view is not None
+    assert (view.reason, view.ranks) == ("serves n; this gateway serves m", ())
+    assert bench.membership.served_models() == ["m"]
+    stranger.pages["/v1/models"] = b'{"data":[{"id":"n"},{"id":"m"}]}'
+    await until(lambda: bench.fleet.get(WorkerId("w1:2")))
+
+
+@bench_test
+async def test_a_worker_that_comes_back_with_another_model_leaves_the_fleet(bench: Bench) -> None:
+    answers = await bench.joined()
+    answers.pages |= {"/v1/models": b'{"data":[{"id":"n"}]}', "/metrics": metrics(64)}
+    await until(lambda: not bench.fleet.states())
+    assert not bench.directory.knows(W0)
+
+
+@bench_test
+async def test_a_name_from_the_settings_is_the_model_before_any_worker_joins(bench: Bench) -> None:
+    bench.parts.model = FleetModel("alias")
+    assert bench.membership.served_models() == ["alias"]
+    bench.add()
+    await until(lambda: bench.log.count("worker.other_model"))
+    assert bench.fleet.states() == []
+
+
+@bench_test
+async def test_a_worker_that_serves_another_model_than_it_was_added_for_is_left_out(
+    bench: Bench,
+) -> None:
+    bench.add(model_id="wanted")
+    await until(lambda: bench.log.count("worker.other_model"))
+    view = bench.membership.view("w0:1")
+    assert view is not None
+    assert view.reason == "serves m; it was added for wanted"
+    assert bench.membership.served_models() == []
+
+
+@bench_test
+async def test_the_context_of_the_fleet_is_that_of_its_smallest_worker(bench: Bench) -> None:
+    assert bench.membership.max_model_len(1_000) == 1_000
+    for port, tokens in [(1, b"4096"), (2, b"512"), (3, b"-7")]:
+        answers = Answers()
+        answers.pages["/v1/models"] = b'{"data":[{"id":"m","max_model_len":' + tokens + b"}]}"
+        await bench.joined(port, answers)
+    views = [view.max_model_len for view in bench.membership.views()]
+    assert views == [4_096, 512, None]
+    assert bench.membership.max_model_len(1_000) == 512
+    bench.membership.remove("w1:2")
+    assert bench.membership.max_model_len(1_000) == 1_000
 
 
 # -- load ------------------------------------------------------------------------------------------
@@ -366,6 +528,51 @@ async def test_c20_a_worker_that_sleeps_holds_nothing(bench: Bench) -> None:
     bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
     answers.pages["/metrics"] += b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
     await until(lambda: bench.directory.predicted_count(W0) == 0)
+
+
+@bench_test
+async def test_c20_an_idle_worker_without_memory_in_use_keeps_its_cache(bench: Bench) -> None:
+    """Engines count blocks of running requests alone: cached ones are free, and usage is 0."""
+    answers = await bench.joined()
+    bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    answers.pages["/metrics"] = metrics(memory=0.0)
+    seen = answers.asked.count("/metrics")
+    await until(lambda: answers.asked.count("/metrics") > seen + 2)
+    assert bench.directory.predicted_count(W0) == 20
+
+
+@bench_test
+async def test_c20_entries_of_a_worker_without_news_expire_by_themselves(bench: Bench) -> None:
+    await bench.joined()
+    now = bench.clock.now()
+    bench.directory.predict(W0, some_chain(), now=now, ttl_ms=100.0)
+    bench.directory.expire(type(now)(now + 100.0))
+    assert bench.directory.predicted_count(W0) == 0
+
+
+@bench_test
+async def test_a_full_worker_that_no_longer_tells_of_its_memory_is_not_held_for_full(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers(metrics=metrics(memory=0.99)))
+    await until(lambda: bench.state().is_full)
+    del answers.pages["/metrics"]
+    answers.pages["/load"] = b'{"server_load": 2}'
+    await until(lambda: not bench.state().is_full)
+    assert bench.log.count("worker.joined") == 1
+
+
+@bench_test
+async def test_other_gateways_work_is_forgotten_when_the_worker_tells_only_of_its_load(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers(metrics=metrics(waiting=9)))
+    bench.state().queue.start(1, 50.0, bench.clock.now())
+    bench.state().queue.end(1, bench.clock.now())
+    await until(lambda: bench.state().queue.foreign_ms > 0)
+    del answers.pages["/metrics"]
+    answers.pages["/load"] = b'{"server_load": 2}'
+    await until(lambda: bench.state().queue.foreign_ms == 0)
 
 
 # -- health and restarts ---------------------------------------------------------------------------
@@ -505,6 +712,57 @@ async def test_a_mistake_of_ours_with_one_worker_is_logged_and_ends_nobody_else(
     assert bench.state(WorkerId("w1:2")) is other
 
 
+# -- silence ---------------------------------------------------------------------------------------
+
+
+def answer(bench: Bench, count: int, worker: WorkerId = W0) -> None:
+    target = bench.table.targets[worker]
+    for _ in range(count):
+        target.on_sent()
+        target.on_ended(AttemptEnd.COMPLETE)
+
+
+@bench_test
+async def test_c57_announced_events_that_never_come_make_a_worker_approximate_until_they_do(
+    bench: Bench,
+) -> None:
+    await bench.joined(answers=with_events(0))
+    bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    answer(bench, 2)
+    assert bench.mode() is Mode.EXACT
+    answer(bench, 2)
+    view = bench.membership.view("w0:1")
+    assert view is not None
+    assert (view.mode, view.degraded) == (Mode.APPROXIMATE, ("events",))
+    assert view.reason.startswith("no events since start")
+    assert view.ranks[0].feed_stats["batches"] == 0
+    assert bench.table.targets[W0].predicted_ttl_ms == RoutingConfig().approximate_ttl_ms
+    assert bench.log.count("worker.no_events") == 1
+    bench.feeds[W0].live(EventBatch(seq=0, events=(), fingerprint=1), bench.clock.now())
+    await until(lambda: bench.mode() is Mode.EXACT)
+    assert bench.table.targets[W0].predicted_ttl_ms == RoutingConfig().predicted_ttl_ms
+    answer(bench, 9)
+    assert bench.mode() is Mode.EXACT
+
+
+@bench_test
+async def test_c57_short_prompts_and_failures_are_no_reason_to_expect_events(bench: Bench) -> None:
+    await bench.joined(answers=with_events(0))
+    answer(bench, 9)
+    bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    for _ in range(9):
+        bench.table.targets[W0].on_ended(AttemptEnd.CLIENT_GONE)
+    assert bench.mode() is Mode.EXACT
+
+
+@bench_test
+async def test_events_that_only_the_operator_knows_of_are_followed(bench: Bench) -> None:
+    source = EventSource(endpoint="tcp://w0:5557")
+    await bench.joined(answers=Answers(metrics=metrics()), event_sources=(source,))
+    assert bench.mode() is Mode.EXACT
+    assert bench.followed == [source]
+
+
 # -- heartbeats ------------------------------------------------------------------------------------
 
 
@@ -519,7 +777,9 @@ async def test_a_heartbeat_makes_a_worker_digest_and_its_lease_runs_out_without_
     assert bench.fleet.usable(bench.clock.boot())[0] == [bench.state()]
     await asyncio.sleep(0.11)
     assert bench.fleet.usable(bench.clock.boot())[1] == {W0: Exclusion.LEASE}
-    assert bench.beat(2) is None
+    assert "does not follow" in (bench.beat(1) or ""), "nor does a repeated one revive it"
+    assert bench.fleet.usable(bench.clock.boot())[1] == {W0: Exclusion.LEASE}
+    assert bench.beat(2) is None, "a heartbeat is a registration too"
     assert bench.fleet.usable(bench.clock.boot())[0] == [bench.state()]
 
 
@@ -530,6 +790,7 @@ async def test_heartbeats_of_the_past_and_of_strangers_are_refused(bench: Bench)
     assert bench.beat(2) is None
     assert "does not follow" in (bench.beat(2) or "")
     assert bench.beat(1, boot_nonce="b") is None
+    assert bench.beat(1, boot_nonce="c") is None
     assert "replaced by a newer one" in (bench.beat(9) or "")
 
 
@@ -573,6 +834,9 @@ async def test_heartbeats_of_a_worker_with_events_renew_its_lease_and_leave_it_e
     assert bench.beat(1, memory_ratio=0.99) is None
     assert bench.mode() is Mode.EXACT
     assert bench.state().is_full
+    seen = bench.answers[1].asked.count("/metrics")
+    await until(lambda: bench.answers[1].asked.count("/metrics") > seen + 1)
+    assert bench.state().is_full, "what the heartbeat says holds, whatever the metrics do"
     assert not bench.table.targets[W0].wants_checkpoints
 
 

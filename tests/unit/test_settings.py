@@ -11,11 +11,12 @@ import pytest
 
 from trunkline import reference, settings
 from trunkline.cli import build_parser
-from trunkline.config import Config, ListenConfig, is_loopback, worker_url_problem
+from trunkline.config import Config, ListenConfig, is_loopback, worker_name, worker_url_problem
 from trunkline.errors import ConfigError
-from trunkline.leaf import Leaf, leaves, toml_value
+from trunkline.leaf import Leaf, leaves, read_root_key, toml_value
 
 REPOSITORY = Path(__file__).parents[2]
+EVENTS = "http://a#events=tcp://a:5557&replay=tcp://a:5558"
 
 
 def resolve(
@@ -163,7 +164,9 @@ def test_another_name_of_a_flag_means_the_same() -> None:
         (["--profile", "a\nb"], ["control characters"]),
         (["--host", ""], ["listen.host", "no address"]),
         (["--worker-urls", "10.0.0.1:8000"], ["worker_urls", "does not begin with http"]),
-        (["--worker-urls", "http://a:1", "http://a:1"], ["worker_urls", "twice"]),
+        (["--worker-urls", "http://a:1", "http://a:1"], ["worker_urls", "a:1 twice"]),
+        (["--worker-urls", "http://A", "http://a:80/"], ["worker_urls", "a:80 twice"]),
+        (["--worker-urls", "http://a/w", "http://a/w#events=tcp://*:1"], ["a:80/w twice"]),
         (["--admin-host", "0.0.0.0"], ["listen.admin_host", "--admin-api-key"]),
         (["--api-key", "x1", "--admin-api-key", "x1"], ["listen.admin_api_key", "operator"]),
         (["--port", "5", "--admin-port", "5"], ["listen.admin_port", "give another"]),
@@ -366,15 +369,58 @@ def test_any_other_address_is_not_loopback(host: str) -> None:
         "http://a:1/ x",
         "http://a\n:1",
         "http://" + "a" * 3_000,
+        "http://" + "a" * 64 + ":1",
+        "http://a..b:1",
+        "http://ü:1",
+        "http://a:1/é",
+        "http://a:1/\r\nx",
+        "http://a:1/w@1",
+        "http://a:1#x=1",
+        "http://a:1#replay=tcp://a:1",
+        "http://a:1#events=tcp://a:1&events=tcp://a:2",
     ],
 )
 def test_what_cannot_name_a_worker_is_told_why(url: str) -> None:
     assert worker_url_problem(url)
 
 
-@pytest.mark.parametrize("url", ["http://a:1", "https://a", "http://[::1]:80/v", "http://a#x=1"])
+@pytest.mark.parametrize(
+    "url", ["http://a:1", "https://a", "http://[::1]:80/v", "http://a.:1", EVENTS]
+)
 def test_what_can_name_a_worker_has_no_problem(url: str) -> None:
     assert worker_url_problem(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://h", "h:80"),
+        ("https://H/", "h:443"),
+        ("http://H:8000/Base/", "h:8000/Base"),
+        ("http://[::1]:80/v", "[::1]:80/v"),
+        ("http://h:1#events=tcp://h:2", "h:1"),
+    ],
+)
+def test_a_worker_has_one_name_and_its_name_is_an_address_of_it(url: str, name: str) -> None:
+    assert worker_name(url) == name
+    assert worker_name(f"http://{name}") == name
+    assert worker_url_problem(f"http://{name}") is None
+
+
+def test_a_root_key_is_64_hex_digits_that_nobody_else_may_read(tmp_path: Path) -> None:
+    file = tmp_path / "root"
+    file.write_text("ab" * 32 + "\n")
+    file.chmod(0o604)
+    with pytest.raises(ConfigError, match="everyone may read"):
+        read_root_key(str(file))
+    file.chmod(0o600)
+    assert read_root_key(str(file)) == b"\xab" * 32
+    assert read_root_key("") == b""
+    for text in ("ab" * 31, "zz" * 32, ""):
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            read_root_key(str(file))
+        assert "zz" not in str(caught.value)
 
 
 def test_the_reference_page_is_current() -> None:

@@ -26,6 +26,13 @@ _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _MEMORY = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 """Newest name first; an older engine knows only a later one."""
 
+MAX_MODEL_NAME_CHARS = 256
+MAX_MODEL_TOKENS = 1 << 24
+MAX_BLOCK_TOKENS = 65_536
+MAX_CAPACITY_BLOCKS = 1 << 31
+MAX_REQUESTS = 1 << 20
+"""Beyond these a number is not believed: it is a mistake or a lie, and we compute with it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -79,8 +86,12 @@ def parse_models(body: bytes) -> list[ModelFacts]:
     """The models of `/v1/models`; empty for anything else."""
     listed = _decode(body, _ModelList)
     return [
-        ModelFacts(model_id=entry.id, max_model_len=entry.max_model_len or None)
+        ModelFacts(
+            model_id=entry.id,
+            max_model_len=_bounded(entry.max_model_len, MAX_MODEL_TOKENS),
+        )
         for entry in (listed.data if listed else [])
+        if 0 < len(entry.id) <= MAX_MODEL_NAME_CHARS
     ]
 
 
@@ -89,8 +100,8 @@ def parse_cache(metrics: bytes) -> CacheFacts:
     for name, labels, _ in _samples(metrics):
         if name == "vllm:cache_config_info":
             return CacheFacts(
-                block_tokens=_positive(labels.get("block_size")),
-                capacity_blocks=_positive(labels.get("num_gpu_blocks")),
+                block_tokens=_positive(labels.get("block_size"), MAX_BLOCK_TOKENS),
+                capacity_blocks=_positive(labels.get("num_gpu_blocks"), MAX_CAPACITY_BLOCKS),
             )
     return CacheFacts(block_tokens=None, capacity_blocks=None)
 
@@ -109,8 +120,8 @@ def parse_metrics_load(metrics: bytes) -> LoadReport | None:
     waiting = _first(sums, _WAITING)
     memory = _first(sums, _MEMORY)
     return LoadReport(
-        running=int(running),
-        waiting=None if waiting is None else int(waiting),
+        running=_requests(running),
+        waiting=None if waiting is None else _requests(waiting),
         memory_ratio=None if memory is None else min(max(memory, 0.0), 1.0),
         is_asleep=is_asleep,
     )
@@ -120,14 +131,14 @@ def parse_json_load(body: bytes) -> LoadReport | None:
     """Load out of vLLM's `/load` or SGLang's `/get_loads`; None for anything else."""
     served = _decode(body, _ServerLoad)
     if served is not None:
-        return LoadReport(running=max(0, served.server_load), waiting=None, memory_ratio=None)
+        return LoadReport(running=_requests(served.server_load), waiting=None, memory_ratio=None)
     wrapped = _decode(body, _RankLoads)
     rows = wrapped.loads if wrapped else _decode(body, list[_RankLoad])
     if not rows:
         return None
     return LoadReport(
-        running=sum(max(0, row.num_running_reqs) for row in rows),
-        waiting=sum(max(0, row.num_waiting_reqs) for row in rows),
+        running=_requests(sum(_requests(row.num_running_reqs) for row in rows)),
+        waiting=_requests(sum(_requests(row.num_waiting_reqs) for row in rows)),
         memory_ratio=None,
     )
 
@@ -156,12 +167,22 @@ def _first(sums: dict[str, float], names: tuple[str, ...]) -> float | None:
     return None
 
 
-def _positive(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None
+def _requests(count: float) -> int:
+    return int(min(max(count, 0), MAX_REQUESTS))
+
+
+def _positive(text: str | None, most: int) -> int | None:
+    # Bounded in length first: int() refuses thousands of digits with an exception.
+    is_number = text is not None and len(text) <= 10 and text.isascii() and text.isdecimal()
+    return _bounded(int(text), most) if text is not None and is_number else None
+
+
+def _bounded(number: int | None, most: int) -> int | None:
+    return number if number is not None and 0 < number <= most else None
 
 
 def _decode(body: bytes, kind: type[_Shape]) -> _Shape | None:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

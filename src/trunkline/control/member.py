@@ -11,15 +11,19 @@ Read `engine.py` for what engines answer, `core/feed.py` for their events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Coroutine
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
-from trunkline.control.engine import CacheFacts, LoadReport, parse_cache, parse_models
+from trunkline.config import BreakerConfig
+from trunkline.control.discovery import Facts, ask
+from trunkline.control.engine import LoadReport
 from trunkline.control.load import LoadReader
-from trunkline.control.views import Heartbeat, MemberView, Mode, RankView, WorkerSpec
+from trunkline.control.parts import MemberParts, directory_bounds
+from trunkline.control.silence import Silence
+from trunkline.control.views import Heartbeat, MemberView, Mode, RankView, WorkerSpec, shown_url
 from trunkline.core.actions import (
     Action,
     FeedBlind,
@@ -30,57 +34,19 @@ from trunkline.core.actions import (
     WorkerRestarted,
 )
 from trunkline.core.breaker import Breaker
-from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
-from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.fleet import WorkerState
 from trunkline.core.load import PrefillQueue
 from trunkline.core.records import BootInstant, Instant, WorkerId
 from trunkline.errors import WorkerLost, WorkerTimeout
-from trunkline.observe import EventLog
-from trunkline.ports.clock import Clock
-from trunkline.ports.worker import (
-    AttemptEnd,
-    Endpoint,
-    EventSource,
-    FeedRunner,
-    Fetch,
-    Target,
-    Targets,
-)
+from trunkline.ports.worker import AttemptEnd, Target
 
 DISCOVERY_PAUSE_SECS = 0.5
 """Between attempts to reach a worker that has not answered yet."""
 
-_NO_LOAD = LoadReport(running=0, waiting=0, memory_ratio=None)
-
-
-@dataclass(slots=True, kw_only=True)
-class MemberParts:
-    """What all members share."""
-
-    fleet: Fleet
-    directory: Directory
-    targets: Targets
-    clock: Clock
-    fetch: Fetch
-    make_feed: Callable[[WorkerId, EventSource], WorkerFeed]
-    run_feed: FeedRunner
-    find_sources: Callable[[bytes, str], list[EventSource]]
-    health: HealthConfig
-    breaker: BreakerConfig
-    routing: RoutingConfig
-    default_block_tokens: int
-    log: EventLog
-    joined: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Facts:
-    """What discovery found."""
-
-    model_id: str
-    cache: CacheFacts
-    sources: list[EventSource]
+_FOLLOWS = "follows the worker's cache events"
+_NO_EVENTS = "no events since start, though it announced them"
+_NO_LOAD = LoadReport(running=0, waiting=None, memory_ratio=None)
 
 
 class Member:
@@ -97,7 +63,8 @@ class Member:
         """What went wrong last, until it goes well again."""
         self._feeds: dict[WorkerId, WorkerFeed] = {}
         self._ranks: dict[WorkerId, int] = {}
-        self._facts: _Facts | None = None
+        self._silence = Silence()
+        self._facts: Facts | None = None
         self._block_tokens: int | None = None
         self._told_block_tokens: int | None = None
         """What its heartbeats say."""
@@ -112,15 +79,23 @@ class Member:
         self._breaker = _breaker(parts.breaker)
 
     @property
-    def is_joined(self) -> bool:
-        return bool(self.workers)
+    def max_model_len(self) -> int | None:
+        """What it announced; None where it does not say, or has not joined."""
+        return self._facts.max_model_len if self._facts and self.workers else None
 
     async def live(self) -> None:
-        """Discover, join and follow, until cancelled."""
+        """Discover, join and follow, until cancelled. Whatever a worker answers, it troubles nobody
+        but itself: it is out, shown with the reason, and asked again.
+        """
         while True:
-            facts = await self._discover()
-            self._join(facts)
-            await self._follow(facts)
+            try:
+                facts = await self._discover()
+                self._join(facts)
+                await self._follow(facts)
+            except Exception as error:  # noqa: BLE001  # logged with its trace; see above
+                self._parts.log.error("worker.join_failed", cause=error, worker=self.spec.name)
+                self._part(f"cannot be joined: {type(error).__name__}")
+                await asyncio.sleep(DISCOVERY_PAUSE_SECS)
 
     def drain(self) -> None:
         self._is_draining = True
@@ -137,6 +112,12 @@ class Member:
         self.workers = []
         self._feeds = {}
         self._ranks = {}
+        self._silence = Silence()
+
+    def _part(self, why: str) -> None:
+        """Not in the fleet until it is another than it is now."""
+        self.leave()
+        self.mode, self._trouble = Mode.CONNECTING, why
 
     def is_misread(self, heartbeat: Heartbeat) -> bool:
         """Whether its blocks are of another size than we joined it with; then it is asked anew."""
@@ -147,11 +128,11 @@ class Member:
         return True
 
     def take_heartbeat(
-        self, heartbeat: Heartbeat, boot: BootInstant, ttl_ms: float, is_new_life: bool
+        self, heartbeat: Heartbeat, lease_ends_at: BootInstant, is_new_life: bool
     ) -> None:
-        """A good heartbeat: believe the worker for `ttl_ms` more, and what it says it holds."""
+        """A good heartbeat: believe the worker until then, and what it says it holds."""
         parts, worker = self._parts, self.workers[0]
-        parts.fleet.renew_lease(worker, BootInstant(boot + ttl_ms))
+        parts.fleet.renew_lease(worker, lease_ends_at)
         self._set_full(heartbeat.memory_ratio, heartbeat.load_ratio)
         if self._feeds:
             return  # its events say more than any digest
@@ -176,7 +157,7 @@ class Member:
         cache = self._facts.cache if self._facts else None
         return MemberView(
             name=self.spec.name,
-            url=_url(self.spec.endpoint),
+            url=shown_url(self.spec.endpoint),
             mode=self.mode,
             reason=self._trouble or self._reason,
             is_healthy=bool(states) and all(state.is_healthy for state in states),
@@ -185,35 +166,29 @@ class Member:
             block_tokens=self._block_tokens,
             capacity_blocks=cache.capacity_blocks if cache else None,
             model_id=self.model_id,
-            degraded=("load",) if self._load.is_unknown else (),
+            max_model_len=self.max_model_len,
+            degraded=self._degraded(),
             ranks=tuple(self._rank_view(state) for state in states),
             labels=dict(self.spec.labels),
         )
 
     # -- discovery -------------------------------------------------------------------------------
 
-    async def _discover(self) -> _Facts:
+    async def _discover(self) -> Facts:
+        parts, name = self._parts, self.spec.name
         while True:
             try:
-                return await self._ask()
+                facts = await ask(self.spec, self._get, parts.find_sources)
             except (WorkerLost, WorkerTimeout) as error:
                 self._trouble = str(error)
-                self._parts.log.warning("worker.unreachable", worker=self.spec.name, why=str(error))
+                parts.log.warning("worker.unreachable", worker=name, why=str(error))
+            else:
+                refusal = parts.model.refusal(facts.models, self.spec.model_id)
+                if refusal is None:
+                    return facts
+                self._part(refusal)
+                parts.log.warning("worker.other_model", worker=name, why=refusal)
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
-
-    async def _ask(self) -> _Facts:
-        status, body = await self._get("/v1/models")
-        if status != 200:
-            raise WorkerLost(f"{self.spec.name}/v1/models answered {status}")
-        models = parse_models(body)
-        if not models:
-            raise WorkerLost(f"{self.spec.name}/v1/models lists no model")
-        status, metrics = await self._get("/metrics")
-        cache = parse_cache(metrics if status == 200 else b"")
-        status, announced = await self._get("/kv_event_sources")
-        host = self.spec.endpoint.host
-        sources = self._parts.find_sources(announced, host) if status == 200 else []
-        return _Facts(model_id=models[0].model_id, cache=cache, sources=sources)
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         timeout_ms = self._parts.health.health_check_timeout_secs * 1_000.0
@@ -226,7 +201,7 @@ class Member:
             self._again.set()
         return answer
 
-    def _join(self, facts: _Facts) -> None:
+    def _join(self, facts: Facts) -> None:
         """A new incarnation of each rank, knowing nothing of what an earlier one held (C24)."""
         parts = self._parts
         # What we sent there and has not ended is still in flight, whatever the worker is now.
@@ -236,7 +211,7 @@ class Member:
         self._breaker = _breaker(parts.breaker)
         self._facts, self._was_refused, self._trouble = facts, False, ""
         self._again.clear()
-        self.model_id = facts.model_id
+        self.model_id = parts.model.settle(facts.models, self.spec.model_id)
         block_tokens = (
             self.spec.block_tokens
             or self._told_block_tokens
@@ -253,17 +228,12 @@ class Member:
         self._block_tokens = block_tokens
         ranks = [source.rank or 0 for source in facts.sources] or [0]
         self.mode = Mode.EXACT if facts.sources else Mode.APPROXIMATE
-        self._reason = (
-            "follows the worker's cache events"
-            if facts.sources
-            else "the worker announces no events"
-        )
+        self._reason = _FOLLOWS if facts.sources else "the worker announces no events"
         for index, rank in enumerate(ranks):
             name = self.spec.name if len(ranks) == 1 else f"{self.spec.name}@{rank}"
             worker = WorkerId(name)
-            capacity = facts.cache.capacity_blocks
             slot = parts.directory.join(
-                worker, block_tokens=block_tokens, max_predicted=capacity or 1 << 20
+                worker, block_tokens=block_tokens, **directory_bounds(facts.cache.capacity_blocks)
             )
             state = WorkerState(
                 worker=worker,
@@ -281,7 +251,6 @@ class Member:
         parts.log.info(
             "worker.joined", worker=self.spec.name, mode=self.mode.value, block_tokens=block_tokens
         )
-        parts.joined.set()
 
     def _put_target(self, worker: WorkerId) -> None:
         routing, breaker = self._parts.routing, self._breaker
@@ -296,7 +265,7 @@ class Member:
                 else routing.approximate_ttl_ms,
                 wants_checkpoints=self.mode is Mode.DIGEST,
                 on_sent=partial(self._on_sent, breaker),
-                on_ended=partial(self._on_ended, breaker),
+                on_ended=partial(self._on_ended, breaker, worker),
             )
         )
 
@@ -307,7 +276,7 @@ class Member:
 
     # -- following -------------------------------------------------------------------------------
 
-    async def _follow(self, facts: _Facts) -> None:
+    async def _follow(self, facts: Facts) -> None:
         """Until the worker was away and is back, or is another than it was."""
         following = [self._follow_load(), self._follow_health()]
         for worker, source in zip(self.workers, facts.sources, strict=False):
@@ -410,13 +379,20 @@ class Member:
     def _take_load(self, report: LoadReport) -> None:
         for worker in self.workers:
             state = self._parts.fleet.get(worker)
-            if state is not None and report.waiting is not None and len(self.workers) == 1:
-                state.queue.correct(report.waiting)
+            if state is not None and len(self.workers) == 1:
+                # What is not known is not held against it: no foreign queue.
+                state.queue.correct(report.waiting or 0)
             if report.is_asleep:
                 # A sleeping engine has dropped its cache and publishes nothing about it (C20).
                 self._parts.directory.clear(worker)
-        if self.mode is not Mode.DIGEST and report.memory_ratio is not None:
-            self._set_full(report.memory_ratio, 0.0)
+        if not self._is_beating():
+            self._set_full(report.memory_ratio or 0.0, 0.0)
+        self._listen()
+
+    def _is_beating(self) -> bool:
+        """Whether heartbeats tell how full it is; they hold as long as its lease."""
+        states = [self._parts.fleet.get(worker) for worker in self.workers]
+        return any(state is not None and math.isfinite(state.lease_ends_at) for state in states)
 
     def _set_full(self, memory_ratio: float, load_ratio: float) -> None:
         routing = self._parts.routing
@@ -426,6 +402,32 @@ class Member:
             if state is not None and state.is_full != is_full:
                 self._parts.fleet.update(worker, is_full=is_full)
 
+    # -- silence ---------------------------------------------------------------------------------
+
+    def _note_answer(self, worker: WorkerId) -> None:
+        """A request ended well there: with blocks that we expect there, an event should come."""
+        feed = self._feeds.get(worker)
+        expected_blocks = self._parts.directory.predicted_count(worker) if feed else 0
+        if feed and self._silence.answered(feed, expected_blocks) and self.mode is Mode.EXACT:
+            self._parts.log.warning("worker.no_events", worker=worker)
+            self._set_mode(Mode.APPROXIMATE, _NO_EVENTS)
+
+    def _listen(self) -> None:
+        """Exact again when the first batch came after all."""
+        if self._reason == _NO_EVENTS and self._silence.is_over(self._feeds):
+            self._silence = Silence()
+            self._parts.log.info("worker.events_came", worker=self.spec.name)
+            self._set_mode(Mode.EXACT, _FOLLOWS)
+
+    def _set_mode(self, mode: Mode, reason: str) -> None:
+        self.mode, self._reason = mode, reason
+        for worker in self.workers:
+            self._put_target(worker)
+
+    def _degraded(self) -> tuple[str, ...]:
+        silent = ("events",) if self._reason == _NO_EVENTS else ()
+        return (*silent, "load") if self._load.is_unknown else silent
+
     # -- breaker ---------------------------------------------------------------------------------
 
     def _on_sent(self, breaker: Breaker) -> None:
@@ -433,10 +435,12 @@ class Member:
         breaker.begin(self._parts.clock.now())
         self._sync_breaker()
 
-    def _on_ended(self, breaker: Breaker, end: AttemptEnd) -> None:
+    def _on_ended(self, breaker: Breaker, worker: WorkerId, end: AttemptEnd) -> None:
         match end:
             case AttemptEnd.COMPLETE:
                 breaker.succeeded()
+                if breaker is self._breaker:
+                    self._note_answer(worker)
             case AttemptEnd.WORKER_FAILED:
                 breaker.failed(self._parts.clock.now())
             case AttemptEnd.CLIENT_GONE:
@@ -474,9 +478,3 @@ def _breaker(settings: BreakerConfig) -> Breaker:
         success_threshold=settings.cb_success_threshold,
         pause_ms=settings.cb_timeout_duration_secs * 1_000.0,
     )
-
-
-def _url(endpoint: Endpoint) -> str:
-    scheme = "https" if endpoint.is_tls else "http"
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return f"{scheme}://{host}:{endpoint.port}{endpoint.base_path}"

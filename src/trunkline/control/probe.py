@@ -52,17 +52,19 @@ async def fetch(
         raise WorkerTimeout(
             f"{endpoint.host_header}{path} did not answer within {timeout_ms:.0f} ms"
         ) from error
-    except (OSError, httptools.HttpParserError) as error:
+    except (OSError, UnicodeError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        # UnicodeError: a host that no name system knows, or a URL or key that is no ASCII.
         reason = type(error).__name__
         raise WorkerLost(f"{endpoint.host_header}{path} failed: {reason}") from error
 
 
 async def _fetch(endpoint: Endpoint, method: str, path: str) -> tuple[int, bytes]:
+    request = _request(endpoint, method, path)
     reader, writer = await asyncio.open_connection(
         endpoint.host, endpoint.port, ssl=True if endpoint.is_tls else None
     )
     try:
-        writer.write(_request(endpoint, method, path))
+        writer.write(request)
         answer = _Answer()
         parser = httptools.HttpResponseParser(answer)
         while not answer.is_complete:
@@ -91,4 +93,7 @@ def _request(endpoint: Endpoint, method: str, path: str) -> bytes:
     ]
     if endpoint.api_key:
         lines.append(f"authorization: Bearer {endpoint.api_key}")
+    if any("\r" in line or "\n" in line for line in lines):
+        # Checked where it came in as well; a header too many is never sent.
+        raise WorkerLost(f"{endpoint.host_header}: a line break in its URL or key")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trunkline.core.records import BlockKey, WorkerId
-from trunkline.ports.worker import Endpoint
+from trunkline.ports.worker import Endpoint, EventSource
 
 
 class Mode(Enum):
@@ -32,6 +32,10 @@ class WorkerSpec:
     block_tokens: int | None = None
     """None takes what the worker says, or the configured default."""
     labels: tuple[tuple[str, str], ...] = ()
+    model_id: str = ""
+    """It is taken only if it serves this model; empty takes what the fleet serves."""
+    event_sources: tuple[EventSource, ...] = ()
+    """Where its cache events come from, for an engine that does not announce them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class MemberView:
     block_tokens: int | None
     capacity_blocks: int | None
     model_id: str
+    max_model_len: int | None
     degraded: tuple[str, ...]
     ranks: tuple[RankView, ...]
     labels: dict[str, str]
@@ -81,3 +86,10 @@ class RankView:
     predicted_blocks: int
     feed_state: str
     feed_stats: dict[str, int]
+
+
+def shown_url(endpoint: Endpoint) -> str:
+    """The worker's URL, without its key."""
+    scheme = "https" if endpoint.is_tls else "http"
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return f"{scheme}://{host}:{endpoint.port}{endpoint.base_path}"

@@ -1,0 +1,52 @@
+"""What all members of a gateway share: the tables they write, and how they reach their workers.
+
+Put together by `wiring.py`. Read `member.py` next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
+from trunkline.control.discovery import FindSources, FleetModel
+from trunkline.core.directory import Directory
+from trunkline.core.feed import WorkerFeed
+from trunkline.core.fleet import Fleet
+from trunkline.core.records import WorkerId
+from trunkline.observe import EventLog
+from trunkline.ports.clock import Clock
+from trunkline.ports.worker import EventSource, FeedRunner, Fetch, Targets
+
+HELD_PER_CAPACITY = 2
+HELD_SLACK_BLOCKS = 1_024
+"""A worker's events may fill this much of its announced capacity in the directory, so that the
+nonsense of one leaves room for the others. Twice: its offloaded blocks are listed too."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MemberParts:
+    """What all members share."""
+
+    fleet: Fleet
+    directory: Directory
+    targets: Targets
+    clock: Clock
+    fetch: Fetch
+    make_feed: Callable[[WorkerId, EventSource], WorkerFeed]
+    run_feed: FeedRunner
+    find_sources: FindSources
+    model: FleetModel
+    health: HealthConfig
+    breaker: BreakerConfig
+    routing: RoutingConfig
+    default_block_tokens: int
+    log: EventLog
+
+
+def directory_bounds(capacity_blocks: int | None) -> dict[str, int]:
+    """What a worker may fill of the directory, where it says how much it can hold."""
+    if capacity_blocks is None:
+        return {}
+    max_held = HELD_PER_CAPACITY * capacity_blocks + HELD_SLACK_BLOCKS
+    return {"max_predicted": capacity_blocks, "max_held": max_held}
