@@ -292,7 +292,8 @@ def test_no_refusal_repeats_more_than_64_bytes_of_the_client() -> None:
         (b"/readyz", Local.READINESS), (b"/live", Local.LIVENESS), (b"/", None), (b"/v2/x", None),
         (b"/workers", None), (b"/metrics", None), (b"/flush_cache", None),
         (b"/add_worker?url=x", None),
-        (b"/v1/completions/", None), (b"/v1/load_lora_adapter", None), (b"/v1/load_lora_adapter/", None), (b"/v1", None),
+        (b"/v1/completions/", None), (b"/v1/load_lora_adapter", None),
+        (b"/v1/load_lora_adapter/", None), (b"/v1", None),
         (b"/V1/models", None), (b"/health/", None), (b"/v1x", None),
     ],
 )  # fmt: skip

@@ -33,7 +33,7 @@ from trunkline.gateway.contracts import (
 )
 from trunkline.gateway.picker import FleetPicker, NamespaceSource
 from trunkline.gateway.tickets import MAX_SIBLINGS
-from trunkline.gateway.tokenise import INLINE_CHARACTERS, PromptTokens
+from trunkline.gateway.tokenise import INLINE_BYTES, PromptTokens
 from trunkline.ports.worker import Endpoint, Target
 
 COMPLETE, FAILED, GONE = AttemptEnd.COMPLETE, AttemptEnd.WORKER_FAILED, AttemptEnd.CLIENT_GONE
@@ -485,7 +485,7 @@ def test_a_long_prompt_is_awaited_and_a_client_that_left_meanwhile_costs_nothing
     bench = Bench(W0)
 
     async def scenario() -> None:
-        picked = bench.picker.pick(request("x" * (INLINE_CHARACTERS + 1)), frozenset())
+        picked = bench.picker.pick(request("x", body=b"{%b}" % (b" " * INLINE_BYTES)), frozenset())
         assert not isinstance(picked, Pick)
         late = await picked
         bench.picker.ended(late, GONE, None)
@@ -496,7 +496,7 @@ def test_a_long_prompt_is_awaited_and_a_client_that_left_meanwhile_costs_nothing
     assert bench.told == {(W0, "sent"): 1, (W0, "client-gone"): 1}
 
 
-@pytest.mark.parametrize("length", [MAX_TOKENS, INLINE_CHARACTERS])
+@pytest.mark.parametrize("length", [MAX_TOKENS, INLINE_BYTES])
 def test_a_prompt_at_the_context_limit_is_taken_and_one_token_more_is_refused(length: int) -> None:
     bench = Bench(W0)
     bench.picker._prompts = PromptTokens(Characters(), Contents(), max_tokens=length)

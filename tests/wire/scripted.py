@@ -236,6 +236,8 @@ class Running:
     front: Front
     picker: Any  # any Picker; tests look into their own kind
     log: list[AccessRecord]
+    bugs_count: int = 0
+    """How many unforeseen errors the test provokes."""
 
     async def client(self) -> Client:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.front.port, limit=1 << 27)
@@ -283,10 +285,13 @@ async def running(
             **parts,
         ),
     )
+    gateway = Running(front, picker, log)
     try:
-        yield Running(front, picker, log)
+        yield gateway
     finally:
         await front.close()
+    assert front.counters.bugs == gateway.bugs_count, "see the log for `exchange.bug`"
+    assert front.counters.late_picks == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -408,13 +408,19 @@ class LatePicker(FixedPicker):
         super().__init__(*workers)
         self.go_on = asyncio.Event()
         self.waiting = 0
+        self.was_cancelled = 0
 
     async def pick(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: InferenceRequest, tried: frozenset[WorkerId]
     ) -> Pick:
         self.waiting += 1
-        await self.go_on.wait()
-        self.waiting -= 1
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled += 1
+            raise
+        finally:
+            self.waiting -= 1
         choice = super().pick(request, tried)
         assert isinstance(choice, Pick)
         return choice
@@ -436,16 +442,16 @@ async def test_a_choice_that_takes_long_holds_up_nobody_else() -> None:
 
 
 @wire
-async def test_a_choice_that_comes_after_the_client_left_is_given_back() -> None:
+async def test_a_choice_is_not_made_any_more_for_a_client_that_left() -> None:
     async with worker(answering(json_answer())) as w, running(LatePicker(w)) as gateway:
         client = await gateway.client()
         await client.send(post())
         await until(lambda: gateway.picker.waiting == 1)
         client.reset()
         await gateway.settled()
-        gateway.picker.go_on.set()
-        await until(lambda: len(gateway.picker.ends) == 1)
-        assert gateway.picker.ends == [(w.name, GONE, None)]
+        await until(lambda: gateway.front.counters.late_picks == 0)
+        assert gateway.picker.was_cancelled == 1
+        assert gateway.picker.ends == []
         assert w.connection_count == 0
 
 

@@ -43,8 +43,8 @@ class Route(Enum):
     CHAT = "chat"
     COMPLETION = "completion"
     OTHER = "other"
-    """Any other `/v1/*`: routed by load alone. Buffered up to `max_payload_size`; a JSON object loses
-    the forbidden fields and gets our salt, everything else goes through byte for byte."""
+    """Any other `/v1/*`: routed by load alone. Buffered up to `max_payload_size`; a JSON object
+    loses the forbidden fields and gets our salt, all else goes through byte for byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,8 @@ class Picker(Protocol):
     """Chooses a worker for each attempt and keeps the books. Directory and routing lie behind."""
 
     def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
-        """Choose a worker that was not tried yet. Awaitable while a long prompt is tokenised.
+        """Choose a worker that was not tried yet. Awaitable while a long prompt is tokenised; an
+        awaitable that is cancelled leaves nothing behind.
 
         Raises NoWorker (503) when none is usable, Busy (429) when all are full, and ClientError or
         ValueError for a prompt that cannot be served. On success the attempt counts as in flight

@@ -60,6 +60,10 @@ class Counters:
     worker_failures: int = 0
     broken_streams: int = 0
     """Answers that ended in an error after they had begun."""
+    bugs: int = 0
+    """Errors that nobody foresaw: each ended one request with a 500, and is in the log."""
+    late_picks: int = 0
+    """Choices still being made for clients that have left: a gauge."""
     client_gone: int = 0
     write_stalls: int = 0
     """Clients dropped because they read nothing; also in `client_gone`."""

@@ -13,10 +13,9 @@ A further attempt is made only while the client has seen nothing. Must never tou
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable
-from enum import Enum
 
+from trunkline import observe
 from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
 from trunkline.gateway.answers import error_event
@@ -31,22 +30,13 @@ from trunkline.gateway.contracts import (
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer, parse_answer
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
+from trunkline.gateway.phases import Phase, overdue
 from trunkline.gateway.relay import Framing, Relay, rewrite
 from trunkline.gateway.retry import backoff_ms
-from trunkline.gateway.upstream import WorkerConnection, request_head, timed_out
+from trunkline.gateway.upstream import WorkerConnection, request_head
 
 _MAX_ANSWER_HEAD_BYTES = 64 << 10
-_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})')
 _RETRYABLE = frozenset({502, 503, 504})
-
-
-class Phase(Enum):
-    PICKING = "picking"
-    CONNECTING = "connecting"
-    WAITING = "waiting"
-    ANSWERING = "answering"
-    PAUSING = "pausing"
-    DONE = "done"
 
 
 class Exchange:
@@ -57,7 +47,7 @@ class Exchange:
     __slots__ = (
         "_attempts", "_buffer", "_client", "_first_error", "_has_answer_bytes", "_has_first_token",
         "_has_moved", "_headers", "_held", "_is_link_reusable", "_is_second_send", "_line", "_link",
-        "_pause", "_phase", "_pick", "_relay", "_request", "_started_ms", "_status",
+        "_pause", "_phase", "_pick", "_picking", "_relay", "_request", "_started_ms", "_status",
         "_timed_from_s", "_tried", "_ttft_ms", "_worker",
     )  # fmt: skip
 
@@ -76,6 +66,7 @@ class Exchange:
         self._tried: frozenset[WorkerId] = frozenset()
         self._attempts = 0
         self._pick: Pick | None = None
+        self._picking: asyncio.Task[None] | None = None
         self._worker = ""
         self._link: WorkerConnection | None = None
         self._held: tuple[WorkerConnection, AnswerHead, bytes] | None = None
@@ -93,10 +84,6 @@ class Exchange:
         self._timed_from_s = line.now_s()
         self._started_ms = line.now_ms()
 
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
     def start(self) -> None:
         self._line.counters.active_requests += 1
         self._line.budget.count_request(self._timed_from_s)
@@ -107,28 +94,49 @@ class Exchange:
     def _next_attempt(self) -> None:
         self._pause = None
         self._phase = Phase.PICKING
+        self._timed_from_s = self._line.now_s()
         try:
-            choice = self._line.picker.pick(self._request, self._tried)
-        except (GatewayError, ValueError) as error:
-            self._no_pick(error)
-            return
-        if isinstance(choice, Pick):
-            self._picked(choice)
-        else:
-            self._line.spawn(self._await_pick(choice))
+            try:
+                choice = self._line.picker.pick(self._request, self._tried)
+            except (GatewayError, ValueError) as error:
+                self._no_pick(error)
+                return
+            if isinstance(choice, Pick):
+                self._picked(choice)
+            else:
+                self._picking = self._line.spawn(self._await_pick(choice))
+        except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
+            self._bug(error)
 
     async def _await_pick(self, choice: Awaitable[Pick]) -> None:
-        """Never cancelled for a client that left: a pick that comes too late is ended, not lost."""
+        """Cancelled when the client leaves; what comes in spite of that is ended, not lost."""
         try:
-            pick = await choice
-        except (GatewayError, ValueError) as error:
-            if self._phase is not Phase.DONE:
-                self._no_pick(error)
-            return
-        if self._phase is Phase.DONE:
-            self._line.picker.ended(pick, AttemptEnd.CLIENT_GONE, None)
-            return
-        self._picked(pick)
+            try:
+                outcome = await choice
+            except (GatewayError, ValueError) as error:
+                outcome = error
+            self._picking = None
+            if not isinstance(outcome, Pick):
+                if self._phase is not Phase.DONE:
+                    self._no_pick(outcome)
+            elif self._phase is Phase.DONE:
+                self._line.picker.ended(outcome, AttemptEnd.CLIENT_GONE, None)
+            else:
+                self._picked(outcome)
+        except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
+            self._picking = None
+            self._bug(error)
+
+    def _drop_pick(self) -> None:
+        """Nobody waits for the choice any more. It counts as work until it has really ended."""
+        task, self._picking = self._picking, None
+        if task is not None:
+            self._line.counters.late_picks += 1
+            task.add_done_callback(self._late_pick_over)
+            task.cancel()
+
+    def _late_pick_over(self, _: asyncio.Task[None]) -> None:
+        self._line.counters.late_picks -= 1
 
     def _no_pick(self, error: GatewayError | ValueError) -> None:
         if self._held is not None:
@@ -160,25 +168,28 @@ class Exchange:
 
     def _connect(self, pick: Pick) -> None:
         self._phase = Phase.CONNECTING
+        self._timed_from_s = self._line.now_s()
         self._line.spawn(self._await_connection(pick))
 
     async def _await_connection(self, pick: Pick) -> None:
         try:
             link = await self._line.pool.connect(pick.endpoint)
+            if self._pick is pick and self._phase is Phase.CONNECTING:
+                self._send(link, pick)
+            else:
+                link.release(is_reusable=True)
         except (WorkerLost, WorkerTimeout) as error:
             if self._pick is pick:
                 self._attempt_failed(error)
-            return
-        if self._pick is pick:
-            self._send(link, pick)
-        else:
-            link.release(is_reusable=True)
+        except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
+            self._bug(error)
 
     def _send(self, link: WorkerConnection, pick: Pick) -> None:
         self._phase = Phase.WAITING
         self._timed_from_s = self._line.now_s()
         self._buffer = b""
         self._has_answer_bytes = False
+        self._has_first_token = False
         self._link = link
         link.attach(self)
         link.send(request_head(self._request, self._headers, pick), pick.body)
@@ -190,19 +201,19 @@ class Exchange:
     def received(self, data: bytes) -> None:
         """Bytes of the worker whose turn it is."""
         relay = self._relay
-        if relay is None:
-            self._receive_head(data)
-            return
-        self._has_moved = True
-        if not self._has_first_token and (not relay.is_events or b"data:" in data):
-            self._first_token()
         try:
-            is_over = relay.pass_on(data)
+            if relay is None:
+                self._receive_head(data)
+                return
+            self._has_moved = True
+            if not self._has_first_token and (not relay.is_events or b"data:" in data):
+                self._first_token()
+            if relay.pass_on(data):
+                self._answered()
         except (BrokenAnswer, BrokenFraming) as error:
             self._broken(WorkerLost(str(error)))
-            return
-        if is_over:
-            self._answered()
+        except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
+            self._bug(error)
 
     def lost(self, error: Exception | None) -> None:
         """The worker's connection ended."""
@@ -275,8 +286,6 @@ class Exchange:
         pick = self._pick
         if pick is not None and pick.decision_header:
             own += f"x-trunkline-decision: {pick.decision_header}\r\n"
-        if not relay.is_events or b"data:" in body:
-            self._first_token()
         try:
             out = rewrite(head, relay, own.encode("latin-1"), closes=client.closes)
             is_over = relay.begin(out, body)
@@ -284,6 +293,8 @@ class Exchange:
             self._relay = None  # nothing was written yet
             self._attempt_failed(WorkerLost(str(error)))
             return
+        if not relay.is_events or b"data:" in body:
+            self._first_token()
         if is_over:
             self._answered()
         elif not link.is_open:
@@ -297,7 +308,10 @@ class Exchange:
             return
         self._ttft_ms = self._line.now_ms() - self._started_ms
         self._line.counters.ttft.add(self._ttft_ms / 1_000.0)
-        self._line.picker.first_byte(self._pick)
+        try:
+            self._line.picker.first_byte(self._pick)
+        except Exception as error:  # noqa: BLE001 - a wrong book is no reason to cut an answer
+            self._count_bug(error)
 
     # -- ends ------------------------------------------------------------------------------------
 
@@ -324,6 +338,7 @@ class Exchange:
 
     def _retry_later(self) -> None:
         self._phase = Phase.PAUSING
+        self._timed_from_s = self._line.now_s()
         pause_ms = backoff_ms(self._line.retry, self._attempts - 1, self._line.dice)
         self._pause = self._line.call_later(pause_ms / 1_000.0, self._next_attempt)
 
@@ -376,6 +391,25 @@ class Exchange:
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
         self._refuse(error)
 
+    def _bug(self, error: Exception) -> None:
+        """An error that nobody foresaw ends this request alone, and with an answer."""
+        self._count_bug(error)
+        if self._phase is Phase.DONE:
+            return
+        ours = GatewayError("the gateway failed to serve this request")
+        if self._relay is not None:
+            self._broken(ours, AttemptEnd.CLIENT_GONE)
+            return
+        self._drop_link()
+        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
+        self._refuse(ours)
+
+    def _count_bug(self, error: Exception) -> None:
+        self._line.counters.bugs += 1
+        observe.log.error(
+            "exchange.bug", cause=error, request_id=self._request.request_id, worker=self._worker
+        )
+
     def _refuse(self, error: GatewayError) -> None:
         self._drop_link()
         status = self._client.refuse(error)
@@ -386,6 +420,7 @@ class Exchange:
         assert self._pick is None, "an exchange finished with an open attempt"
         assert self._phase is not Phase.DONE, "an exchange finished twice"
         self._phase = Phase.DONE
+        self._drop_pick()
         counters = self._line.counters
         counters.active_requests -= 1
         counters.duration.add((self._line.now_ms() - self._started_ms) / 1_000.0)
@@ -404,7 +439,10 @@ class Exchange:
             return
         if end is AttemptEnd.WORKER_FAILED:
             self._line.counters.worker_failures += 1
-        self._line.picker.ended(pick, end, cached_tokens)
+        try:
+            self._line.picker.ended(pick, end, cached_tokens)
+        except Exception as error:  # noqa: BLE001 - the exchange has to end all the same
+            self._count_bug(error)
 
     def _drop_link(self) -> None:
         if self._pause is not None:
@@ -421,13 +459,10 @@ class Exchange:
             self._held = None
 
     def _cached_tokens(self, relay: Relay) -> int | None:
-        if self._request.route is Route.OTHER:
-            return None
-        found = _CACHED_TOKENS.findall(relay.tail())
-        if not found:
-            return None
-        self._line.counters.cached_tokens_seen += 1
-        return int(found[-1])
+        count = None if self._request.route is Route.OTHER else relay.cached_tokens()
+        if count is not None:
+            self._line.counters.cached_tokens_seen += 1
+        return count
 
     # -- the client's pace, and deadlines --------------------------------------------------------
 
@@ -442,18 +477,23 @@ class Exchange:
     def check(self, now_s: float) -> None:
         """Called a few times a second: ends what waits for too long."""
         limits = self._line.upstream
-        if self._has_moved or self._client.is_paused:
+        is_answer_due = self._phase is Phase.ANSWERING or self._phase is Phase.WAITING
+        if self._has_moved or (is_answer_due and self._client.is_paused):
             self._has_moved = False
             self._timed_from_s = now_s
             return
         waited_ms = (now_s - self._timed_from_s) * 1_000.0
+        error = overdue(self._phase, waited_ms, limits, self._line.retry)
+        if error is None:
+            return
         match self._phase:
-            case Phase.ANSWERING if waited_ms > limits.stream_idle_timeout_ms:
-                self._broken(timed_out("was silent", limits.stream_idle_timeout_ms))
-            case Phase.WAITING if waited_ms > limits.first_byte_timeout_ms:
-                self._attempt_failed(timed_out("did not answer", limits.first_byte_timeout_ms))
-            case Phase.PICKING if waited_ms > limits.first_byte_timeout_ms:
-                limit_ms = limits.first_byte_timeout_ms
-                self._refuse(WorkerTimeout(f"no worker was chosen within {limit_ms} ms"))
+            case Phase.ANSWERING:
+                self._broken(error)
+            case Phase.PICKING:
+                self._refuse(error)
+            case Phase.PAUSING:
+                if self._pause is not None:
+                    self._pause.cancel()
+                self._next_attempt()
             case _:
-                pass
+                self._attempt_failed(error)

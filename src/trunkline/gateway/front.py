@@ -167,7 +167,10 @@ class Front:
             self._quiet.set()
 
     def is_full(self) -> bool:
-        return self.counters.active_requests >= self.limits.max_concurrent_requests
+        """Work for a client that left counts until it has ended."""
+        counters = self.counters
+        busy_count = counters.active_requests + counters.late_picks
+        return busy_count >= self.limits.max_concurrent_requests
 
     def authenticates(self, headers: dict[bytes, bytes]) -> bool:
         check = self._parts.authenticate

@@ -116,10 +116,10 @@ class FleetPicker:
         if request.prompt is None:
             self.accounts.unread_prompts += 1
             return self._pick(request, None, tried)
-        tokens = self._prompts.tokens(request.prompt)
-        if isinstance(tokens, array):
+        tokens = self._prompts.tokens(request)
+        if tokens is not None:
             return self._pick(request, tokens, tried)
-        return self._pick_later(request, tokens, tried)
+        return self._pick_later(request, tried)
 
     def first_byte(self, pick: Pick) -> None:
         ticket: Ticket = pick.ticket
@@ -153,13 +153,8 @@ class FleetPicker:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _pick_later(
-        self,
-        request: InferenceRequest,
-        tokens: Awaitable[array[int]],
-        tried: frozenset[WorkerId],
-    ) -> Pick:
-        return self._pick(request, await tokens, tried)
+    async def _pick_later(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
+        return self._pick(request, await self._prompts.tokens_later(request), tried)
 
     def _pick(
         self, request: InferenceRequest, tokens: array[int] | None, tried: frozenset[WorkerId]
@@ -172,7 +167,7 @@ class FleetPicker:
         decision = self._router.route(
             RouteRequest(
                 request_id=request.request_id,
-                prompt_tokens=0 if tokens is None else len(tokens),
+                prompt_tokens=0 if tokens is None else len(tokens) + request.further_tokens,
                 matched_tokens=None if tokens is None else self._matched(tokens, chains),
                 home_key=_home_key(chains) or _session_key(request.session),
             ),
@@ -224,20 +219,11 @@ class FleetPicker:
             target=target,
             decision=decision,
             keys=keys,
-            owed_from=0 if keys is None else _owed_from(decision, keys),
+            owed_from=0 if keys is None else _owed_from(decision, keys, request.further_tokens),
             sent_at=now,
             is_stream=request.is_stream,
         )
-        target.on_sent()
-        state.queue.start(ticket.number, decision.miss_ms, now)
-        self._fleet.churn.add(state.queue, decision.prompt_tokens - decision.matched_tokens, now)
-        if keys is not None and target.predicted_ttl_ms > 0:
-            self._directory.predict(worker, keys, now=now, ttl_ms=target.predicted_ttl_ms)
-        queue_ms = decision.candidates.queue_ms[decision.choice]
-        due = None if request.is_stream else Instant(now + queue_ms + decision.miss_ms)
-        self._tickets.open(ticket, due)
-        self._remember(decision)
-        return Pick(
+        picked = Pick(
             worker=worker,
             endpoint=target.endpoint,
             body=self._body(request, state, keys, target),
@@ -245,6 +231,28 @@ class FleetPicker:
             decision_header=decision.compact() if self._shows_decisions else "",
             ticket=ticket,
         )
+        self._charge(ticket, now)
+        self._remember(decision)
+        return picked
+
+    def _charge(self, ticket: Ticket, now: Instant) -> None:
+        """Enter the attempt in every book, or, where one of them objects, in none."""
+        decision, target, queue = ticket.decision, ticket.target, ticket.state.queue
+        queue_ms = decision.candidates.queue_ms[decision.choice]
+        due = None if ticket.is_stream else Instant(now + queue_ms + decision.miss_ms)
+        target.on_sent()
+        self._tickets.open(ticket, due)
+        try:
+            queue.start(ticket.number, decision.miss_ms, now)
+            self._fleet.churn.add(queue, decision.prompt_tokens - decision.matched_tokens, now)
+            if ticket.keys is not None and target.predicted_ttl_ms > 0:
+                ttl_ms = target.predicted_ttl_ms
+                self._directory.predict(ticket.worker, ticket.keys, now=now, ttl_ms=ttl_ms)
+        except BaseException:
+            queue.end(ticket.number, now)
+            self._tickets.close(ticket)
+            target.on_ended(AttemptEnd.CLIENT_GONE)
+            raise
 
     def _body(
         self, request: InferenceRequest, state: WorkerState, keys: KeyChain | None, target: Target
@@ -297,10 +305,11 @@ def _reusable_blocks(tokens: int, block_tokens: int) -> int:
     return max(0, tokens - 1) // block_tokens
 
 
-def _owed_from(decision: Decision, keys: KeyChain) -> int:
+def _owed_from(decision: Decision, keys: KeyChain, further_tokens: int) -> int:
     """The first block that nobody expected at the chosen worker; all, where all that counts was."""
     known_blocks = decision.matched_tokens // keys.block_tokens
-    reusable_blocks = _reusable_blocks(decision.prompt_tokens, keys.block_tokens)
+    first_tokens = decision.prompt_tokens - further_tokens
+    reusable_blocks = _reusable_blocks(first_tokens, keys.block_tokens)
     return len(keys) if 0 < known_blocks == reusable_blocks else known_blocks
 
 

@@ -9,12 +9,14 @@ and ends it.
 from __future__ import annotations
 
 import asyncio
+import re
 from enum import Enum
 
 from trunkline.gateway.framing import ChunkReader
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
 
 TAIL_BYTES = 4 << 10
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})')
 _HELD_BYTES = 64 << 10
 """Longest piece of a chunk held back; a longer chunk is passed on in parts."""
 
@@ -146,6 +148,11 @@ class Relay:
     def tail(self) -> bytes:
         """The last few KiB of the body, framing included."""
         return b"".join(self._tail_before + self._tail)[-TAIL_BYTES:]
+
+    def cached_tokens(self) -> int | None:
+        """What the worker's usage said of reuse, if anything."""
+        found = _CACHED_TOKENS.findall(self.tail())
+        return int(found[-1]) if found else None
 
     # -- inside ----------------------------------------------------------------------------------
     # `head` is what must go out in front, in the same write.
