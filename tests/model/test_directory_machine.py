@@ -195,7 +195,7 @@ class DirectoryMachine(RuleBasedStateMachine):
                 slot = self.directory.slot(worker)
                 device = naive.resident(Tier.DEVICE)
                 resident = naive.resident(*Tier)
-                expected = resident | naive.predicted.keys()
+                expected = naive.resident(Tier.DEVICE, Tier.HOST) | naive.predicted.keys()
                 found = (match.device[slot], match.resident[slot], match.expected[slot])
                 if naive.is_trusted:
                     assert found == tuple(leading(s, prompt) for s in (device, resident, expected))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import time
 from array import array
 from collections import Counter
 from typing import Any
@@ -63,8 +64,11 @@ class NaiveIndex:
     def on_device(self, slot: int) -> set[Block]:
         return {block for block, copies in self.copies[slot].values() if copies[0]}
 
+    def near(self, slot: int) -> set[Block]:
+        return {block for block, n in self.copies[slot].values() if n[0] or n[1]}
+
     def hoped(self, slot: int) -> set[Block]:
-        return self.resident(slot) | {block for _, block in self.expected[slot]}
+        return self.near(slot) | {block for _, block in self.expected[slot]}
 
     def match(self, namespace_id: int, path: Path, slot_count: int) -> tuple[list[int], ...]:
         def depth(held: set[Block]) -> int:
@@ -83,7 +87,7 @@ class TwinIndexes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.indexes = [module.BlockIndex(MAX_BLOCKS) for module in TWINS]
+        self.indexes = [module.BlockIndex(MAX_BLOCKS, seed) for seed, module in enumerate(TWINS)]
         self.naive = NaiveIndex()
         self.now_ms = 0.0
         self.slot_count = 0
@@ -340,8 +344,6 @@ WRONG_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("held", (70_000,)),
     ("held_count", (1,)),
     ("predicted_count", (1,)),
-    ("holds_engine_hash", (0, -1)),
-    ("holds_engine_hash", (0, 1 << 64)),
     ("match", (bytes(33),)),
     ("unpredict", (0, bytes(31))),
     ("predict", (0, 0, bytes(31), 1.0, 5)),
@@ -402,6 +404,9 @@ def test_chain_refuses_wrong_sizes(module: Any) -> None:
     for block_limit in (0, -1, (1 << 31) + 1):
         with pytest.raises(ValueError):
             module.BlockIndex(block_limit)
+    for seed in (-1, 1 << 64):
+        with pytest.raises(ValueError, match="a seed is outside"):
+            module.BlockIndex(10, seed)
 
 
 @pytest.mark.parametrize("module", TWINS)
@@ -462,8 +467,8 @@ def queued_blocks(index: Any, module: Any) -> int:
 
 
 @needs_compiled
-def test_memory_stays_level_under_churn_with_a_constant_live_set() -> None:
-    """C27: many distinct prefixes come and go, and only what is live takes memory."""
+def test_c27_memory_stays_level_under_churn_with_a_constant_live_set() -> None:
+    """Many distinct prefixes come and go, and only what is live takes memory."""
     index = compiled.BlockIndex(1_000_000)
     index.add_namespace(*SECRETS[0])
     for _ in range(6):
@@ -487,6 +492,96 @@ def test_memory_stays_level_under_churn_with_a_constant_live_set() -> None:
     assert index.block_count() == 200 * 64
     assert max(sizes) < 1.02 * sizes[1], sizes  # 10,000 further prefixes of 64 blocks each
     assert sizes[-1] < 200 * 64 * 250
+
+
+@needs_compiled
+@pytest.mark.parametrize("seed", range(6))
+def test_long_chains_match_alike_however_their_blocks_came_and_went(seed: int) -> None:
+    draw = random.Random(seed)
+    indexes = [module.BlockIndex(100_000, seed) for module in TWINS]
+    chains = [array("I", draw.randbytes(4 * 2 * 120)) for _ in range(5)]
+    for index in indexes:
+        index.add_namespace(*SECRETS[0])
+        for _ in range(5):
+            index.add_slot()
+    for step in range(300):
+        number, slot = draw.randrange(5), draw.randrange(5)
+        tokens, base = chains[number], 1_000 * (number + 1)
+        first, count = draw.randrange(120), draw.choice([1, 3, 30, 120])
+        names = array("Q", range(base + first, base + min(first + count, 120)))
+        packed = _fallback.chain_keys(*SECRETS[0], tokens, 2)
+        for index in indexes:
+            match step % 5:
+                case 0 | 1:
+                    part = tokens[2 * first : 2 * (first + len(names))]
+                    root = 0 if first == 0 else -1
+                    index.store(slot, 0, root, base + first - 1, names, part, 2)
+                case 2:
+                    index.predict(slot, 0, packed[: 32 * (first + 1)], float(step), 10_000)
+                case 3:
+                    index.remove(slot, 0, names)
+                case _:
+                    index.expire(step - 40.0)
+        for asked in chains:
+            keys = _fallback.chain_keys(*SECRETS[0], asked, 2)
+            pure, fast = (index.match(keys) for index in indexes)
+            assert pure == fast
+
+
+UNKEYED = 0x9FB21C651E98DF25
+"""The constant of the mixer `v ^= v >> 32; v *= c; v ^= v >> 29; v *= c`, which anyone can undo."""
+
+
+def colliding(number: int) -> int:
+    """Numbers whose upper 32 bits that mixer makes equal."""
+
+    def unshifted(value: int, shift: int) -> int:
+        found = value
+        for _ in range(64 // shift + 1):
+            found = value ^ found >> shift
+        return found
+
+    undo = pow(UNKEYED, -1, 1 << 64)
+    value = ((7 << 32 | number) * undo) % (1 << 64)
+    return unshifted((unshifted(value, 29) * undo) % (1 << 64), 32)
+
+
+@needs_compiled
+def test_hashes_made_to_collide_under_an_unkeyed_mixer_cost_no_more_than_others() -> None:
+    count = 20_000
+    hashes = array("Q", (colliding(number) for number in range(count)))
+    ordinary = array("Q", random.Random(1).randbytes(8 * count))
+
+    def cpu_s(names: array[int]) -> float:
+        index = compiled.BlockIndex(1_000_000, 12_345)
+        index.add_namespace(*SECRETS[0])
+        index.add_slot()
+        started = time.thread_time()
+        assert index.store(0, 0, 0, 0, names, array("I", bytes(4 * count)), 1) == count
+        assert index.remove(0, 0, names) == count
+        return time.thread_time() - started
+
+    plain = min(cpu_s(ordinary) for _ in range(3))
+    assert min(cpu_s(hashes) for _ in range(3)) < 8 * plain
+
+
+@pytest.mark.parametrize("module", TWINS)
+@pytest.mark.parametrize(
+    ("tier", "expected"), [(0, 2), (1, 2), (2, 0), (3, 0)], ids=["device", "host", "disk", "shared"]
+)
+def test_blocks_in_slow_tiers_are_resident_and_not_expected(
+    module: Any, tier: int, expected: int
+) -> None:
+    index = module.BlockIndex(10)
+    index.add_namespace(*SECRETS[0])
+    index.add_slot()
+    index.store(0, tier, 0, 0, array("Q", [7, 8]), tokens_of((1, 2)), 2)
+    packed = chain_of(0, (1, 2))
+    assert index.match(packed) == ([2 if tier == 0 else 0], [2], [expected])
+    index.predict(0, 0, packed, 5.0, 10)
+    assert index.match(packed)[2] == [2]
+    index.expire(5.0)
+    assert index.match(packed)[1:] == ([2], [expected])
 
 
 @pytest.mark.parametrize("module", TWINS)

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT, Directory, StoreOutcome
+from trunkline.core.directory import (
+    MAX_CHECKPOINTS_PER_HEARTBEAT,
+    MAX_EVENT_AGE_MS,
+    Directory,
+    StoreOutcome,
+)
 from trunkline.core.events import BlocksRemoved, BlocksStored
 from trunkline.core.identity import ModelIdentity, Namespace, Scope, ScopeKind, derive_namespace
 from trunkline.core.keys import KeyChain, as_tokens, chain
@@ -62,14 +67,14 @@ def directory_of(*workers: WorkerId, max_blocks: int = 100_000, **options: Any) 
     return made
 
 
-def test_only_unbroken_leading_blocks_count() -> None:  # C32
+def test_c32_only_unbroken_leading_blocks_count() -> None:
     directory = directory_of(W0)
     directory.stored(W0, run(0, 1, 2, 3, 4))
     directory.removed(W0, gone(2))
     assert directory.match(prompt(0, 1, 2, 3, 4)).resident == [2]
 
 
-def test_a_block_counts_only_behind_the_blocks_it_was_computed_after() -> None:  # C33
+def test_c33_a_block_counts_only_behind_the_blocks_it_was_computed_after() -> None:
     directory = directory_of(W0, W1)
     directory.stored(W0, run(20))
     directory.stored(W1, run(10))
@@ -77,7 +82,7 @@ def test_a_block_counts_only_behind_the_blocks_it_was_computed_after() -> None: 
     assert match.resident == [0, 1]
 
 
-def test_an_orphan_is_never_attached_to_the_root() -> None:  # C21
+def test_c21_an_orphan_is_never_attached_to_the_root() -> None:
     directory = directory_of(W0)
     assert directory.stored(W0, run(7, parent=6)) is StoreOutcome.UNKNOWN_PARENT
     assert directory.match(prompt(7)).resident == [0]
@@ -133,7 +138,7 @@ def test_a_worker_with_another_block_size_takes_no_part() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 10**9, "16", 16.0, True, None], ids=repr)
-def test_a_senseless_block_size_is_refused_with_a_reason(size: Any) -> None:  # C35
+def test_c35_a_senseless_block_size_is_refused_with_a_reason(size: Any) -> None:
     directory = directory_of()
     with pytest.raises(ValueError, match="w0: block size"):
         directory.join(W0, block_tokens=size)
@@ -145,7 +150,6 @@ def test_a_lookup_never_names_a_worker_that_is_not_registered() -> None:  # C42
     directory.stored(W0, run(1))
     directory.leave(W0)
     assert directory.match(prompt(1)).expected == [0, 0]
-    assert directory.worker_at(directory.slot(W1)) == W1
     directory.join(WorkerId("w2"), block_tokens=2)  # takes the freed slot, not what was there
     assert directory.match(prompt(1)).expected == [0, 0]
     with pytest.raises(KeyError):
@@ -161,7 +165,7 @@ def test_every_life_of_every_worker_has_a_number_of_its_own() -> None:
     assert seen == sorted(set(seen))
 
 
-def test_churn_with_a_constant_live_set_keeps_the_index_constant() -> None:  # C27
+def test_c27_churn_with_a_constant_live_set_keeps_the_index_constant() -> None:
     directory = directory_of(W0)
     live_count = 50
     for number in range(5_000):
@@ -186,6 +190,104 @@ def test_the_index_is_bounded_in_blocks_and_one_worker_in_its_share() -> None:
     assert directory.block_count() == 4
 
 
+def test_by_default_a_worker_may_fill_four_times_its_capacity_or_a_quarter_of_the_index() -> None:
+    for max_blocks, capacity, most in (
+        (1_000_000, 20_000, 80_000),
+        (400_000, 1 << 20, 100_000),
+        (400_000, 0, 65_536),
+        (70_000, 1 << 20, 65_536),
+    ):
+        directory = directory_of(W0, max_blocks=max_blocks, max_predicted=capacity)
+        assert directory.stored(W0, run(*range(most + 1))) is StoreOutcome.FULL
+        assert directory.stored(W0, run(*range(most))) is StoreOutcome.STORED
+        assert directory.stored(W0, run(1, parent=0)) is StoreOutcome.FULL
+
+
+def test_what_lies_in_a_slow_tier_is_resident_and_not_counted_on() -> None:
+    directory = directory_of(W0, W1)
+    for worker, tier in ((W0, Tier.DISK), (W1, Tier.HOST)):
+        directory.stored(worker, run(1, 2, tier=tier))
+    match = directory.match(prompt(1, 2))
+    assert (match.device, match.resident, match.expected) == ([0, 0], [2, 2], [0, 2])
+    directory.stored(W0, run(1))
+    assert directory.match(prompt(1, 2)).expected == [1, 2]
+    directory.predict(W0, prompt(1, 2), now=T0, ttl_ms=10.0)
+    assert directory.match(prompt(1, 2)).expected == [2, 2]
+
+
+def test_the_seed_changes_no_answer() -> None:
+    answers: list[object] = []
+    for seed in (0, 7, 2**64 - 1):
+        directory = Directory(max_blocks=100, seed=seed)
+        directory.admit_namespace(NAMESPACE)
+        directory.join(W0, block_tokens=2)
+        directory.stored(W0, run(*range(50)))
+        directory.removed(W0, gone(40))
+        answers.append((directory.match(prompt(*range(50))), directory.held_keys(W0)))
+    assert answers[0] == answers[1] == answers[2]
+
+
+# -- the age of events -----------------------------------------------------------------------------
+
+
+def lasts_ms(directory: Directory, now: float = 0.0) -> float:
+    """How long a prediction with a TTL of 100 ms counts."""
+    directory.clear(W0)
+    directory.predict(W0, prompt(1), now=Instant(now), ttl_ms=100.0)
+    low, high = 0.0, 1e6
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        directory.clear(W0)
+        directory.predict(W0, prompt(1), now=Instant(now), ttl_ms=100.0)
+        directory.expire(Instant(now + middle))
+        low, high = (middle, high) if directory.predicted_count(W0) else (low, middle)
+    directory.clear(W0)
+    return round(high, 1)
+
+
+def test_predictions_outlast_events_that_come_late() -> None:
+    directory = directory_of(W0)
+    assert lasts_ms(directory) == 100.0
+    directory.note_event_age(W0, 3_000.0)
+    assert lasts_ms(directory) == 3_100.0
+
+
+def test_an_event_age_rises_at_once_and_falls_by_a_tenth_a_batch() -> None:
+    directory = directory_of(W0)
+    directory.note_event_age(W0, 50.0)
+    directory.note_event_age(W0, 1_000.0)
+    assert lasts_ms(directory) == 1_100.0
+    directory.note_event_age(W0, 0.0)
+    assert lasts_ms(directory) == 1_000.0
+    directory.note_event_age(W0, 0.0)
+    assert lasts_ms(directory) == 910.0
+
+
+def test_an_event_age_stays_within_zero_and_two_minutes() -> None:
+    directory = directory_of(W0)
+    directory.note_event_age(W0, 1e12)
+    assert lasts_ms(directory) == MAX_EVENT_AGE_MS + 100.0
+    directory.note_event_age(W0, 20.0)
+    assert lasts_ms(directory) == 120.0, "the assumed age gives way to the first that is measured"
+    directory.note_event_age(W0, -1e12)
+    assert lasts_ms(directory) == 118.0, "a wall clock that jumped back counts as no age"
+    directory.note_event_age(W0, float("nan"))
+    assert lasts_ms(directory) == 116.2
+
+
+def test_predictions_of_one_worker_end_in_order_also_when_its_events_get_faster() -> None:
+    directory = directory_of(W0)
+    directory.note_event_age(W0, 1_000.0)
+    directory.predict(W0, prompt(1), now=T0, ttl_ms=100.0)
+    for _ in range(100):
+        directory.note_event_age(W0, 0.0)
+    directory.predict(W0, prompt(2), now=Instant(1.0), ttl_ms=100.0)
+    directory.expire(Instant(1_099.0))
+    assert directory.predicted_count(W0) == 2
+    directory.expire(Instant(1_100.0))
+    assert directory.predicted_count(W0) == 0
+
+
 def test_predictions_are_bounded_expire_and_can_be_taken_back() -> None:
     directory = directory_of(W0, max_predicted=4)
     directory.predict(W0, prompt(1, 2), now=T0, ttl_ms=100.0)
@@ -200,8 +302,8 @@ def test_predictions_are_bounded_expire_and_can_be_taken_back() -> None:
     assert directory.match(prompt(1)).expected == [0]
 
 
-def test_an_untrusted_worker_matches_nothing_at_once_and_all_of_it_when_trusted_again() -> None:
-    directory = directory_of(W0, W1)  # C22
+def test_c22_an_untrusted_worker_matches_nothing_until_it_is_trusted_again() -> None:
+    directory = directory_of(W0, W1)
     for worker in (W0, W1):
         directory.stored(worker, run(1))
         directory.predict(worker, prompt(1, 2), now=T0, ttl_ms=100.0)

@@ -170,8 +170,9 @@ def test_lost_batches_are_asked_for_and_applied_before_what_came_after_them() ->
     (asked,) = desk.asked()
     assert (asked.missing_seq, asked.from_seq) == (5, 4)
     desk.replay(batch(4), batch(5, run(1, 2)), batch(6), batch(7), batch(8), batch(9))
-    assert not desk.directory.holds_engine_hash(WORKER, EngineHash(1)), "removed after all"
     assert desk.held() == 1
+    desk.live(batch(11, run(1)))
+    assert desk.usable(1, 2) == 2, "block 1 was removed after all, block 2 stayed"
     assert desk.feed.state is FeedState.LIVE
 
 

@@ -20,13 +20,15 @@ from enum import Enum
 from trunkline.core.events import BlocksRemoved, BlocksStored
 from trunkline.core.identity import Namespace
 from trunkline.core.keys import KeyChain
-from trunkline.core.records import BlockKey, EngineHash, Incarnation, Instant, Slot, WorkerId
+from trunkline.core.records import BlockKey, Incarnation, Instant, Slot, WorkerId
 from trunkline.native import CONFLICT, FULL, UNKNOWN_PARENT, BlockIndex
 
 MAX_EVENT_AGE_MS = 120_000.0
 """Older events than this are of no use; also what is assumed before the first one has come."""
 
 MAX_NAMESPACES = 65_536
+SMALL_SHARE_BLOCKS = 65_536
+"""Every worker may hold so many blocks, however small the index or the cache it tells of."""
 MAX_CHECKPOINTS_PER_HEARTBEAT = 4_096
 
 
@@ -52,7 +54,9 @@ _CODES = {
 class Match:
     """Leading, unbroken blocks of one chain for every slot: three lists indexed by `Slot`.
 
-    `device` <= `resident` (any tier) <= `expected` (resident or predicted by a recent decision).
+    `device` <= `resident` (any tier). `expected` is what routing counts on: on the device, in host
+    memory (loaded from there at little cost), or predicted by a recent decision. What lies on disk
+    or in a shared store costs more than its computation may, so it is resident and not expected.
     """
 
     block_tokens: int
@@ -94,10 +98,13 @@ class Directory:
     call.
     """
 
-    def __init__(self, *, max_blocks: int) -> None:
-        self._index = BlockIndex(max_blocks)
+    def __init__(self, *, max_blocks: int, seed: int = 0) -> None:
+        """`seed` (64 bits, secret in service) keeps workers from choosing engine hashes that make
+        the index slow; it changes no answer.
+        """
+        self._index = BlockIndex(max_blocks, seed)
+        self._max_blocks = max_blocks
         self._holders: dict[WorkerId, _Holder] = {}
-        self._by_slot: dict[Slot, WorkerId] = {}
         # Holders whose depths `match` has to correct: untrusted ones, and those with a digest.
         self._special: dict[WorkerId, _Holder] = {}
         self._incarnation_count = 0
@@ -133,15 +140,19 @@ class Directory:
         *,
         block_tokens: int,
         max_predicted: int = 1 << 20,
-        max_held: int = 1 << 31,
+        max_held: int | None = None,
     ) -> Slot:
         """Begin a new incarnation of a worker, knowing nothing of it. Raises ValueError beyond
         65,535.
 
         `max_predicted` bounds what we expect there, blocks: its cache capacity where that is known.
-        `max_held` bounds what its events may fill: further runs are `FULL`.
+        `max_held` bounds what its events may fill: further runs are `FULL`. By default four times
+        `max_predicted`, since slower tiers hold more, and at most a quarter of the index.
         """
         _check_block_tokens(worker, block_tokens)
+        if max_held is None:
+            share = max(self._max_blocks // 4, SMALL_SHARE_BLOCKS)
+            max_held = min(max(4 * max_predicted, SMALL_SHARE_BLOCKS), share)
         if max_predicted < 0 or max_held < 0:
             raise ValueError(f"{worker}: max_predicted and max_held must not be negative")
         self.leave(worker)
@@ -153,7 +164,6 @@ class Directory:
             max_predicted=max_predicted,
             max_held=max_held,
         )
-        self._by_slot[slot] = worker
         return slot
 
     def leave(self, worker: WorkerId) -> None:
@@ -162,7 +172,6 @@ class Directory:
         if holder is not None:
             self._index.drop_slot(holder.slot)
             self._special.pop(worker, None)
-            del self._by_slot[holder.slot]
 
     def restart(self, worker: WorkerId) -> Incarnation:
         """The worker's engine began a new life: same slot, next incarnation, nothing held."""
@@ -244,9 +253,6 @@ class Directory:
         """Take out one copy of each block; how many of them were known."""
         return self._index.remove(self._holders[worker].slot, event.tier, event.hashes)
 
-    def holds_engine_hash(self, worker: WorkerId, engine_hash: EngineHash) -> bool:
-        return self._index.holds_engine_hash(self._holders[worker].slot, engine_hash)
-
     # -- our own decisions, and digests ------------------------------------------------------------
 
     def predict(self, worker: WorkerId, chain: KeyChain, *, now: Instant, ttl_ms: float) -> None:
@@ -278,7 +284,7 @@ class Directory:
         From two wall clocks, so a hint: kept within 0 and two minutes.
         """
         holder = self._holders[worker]
-        age_ms = min(max(age_ms, 0.0), MAX_EVENT_AGE_MS)
+        age_ms = min(max(0.0, age_ms), MAX_EVENT_AGE_MS)
         if age_ms > holder.event_age_ms or holder.event_age_ms >= MAX_EVENT_AGE_MS:
             holder.event_age_ms = age_ms
         else:
@@ -333,7 +339,7 @@ class Directory:
                 device[slot] = resident[slot] = expected[slot] = 0
             elif holder.digest is not None and holder.block_tokens == chain.block_tokens:
                 depth = _digest_depth(holder.digest, checkpoints, chain, expected[slot])
-                expected[slot] = max(depth, resident[slot])
+                expected[slot] = max(depth, device[slot])
         return Match(
             block_tokens=chain.block_tokens,
             block_count=len(chain),
@@ -341,9 +347,6 @@ class Directory:
             resident=resident,
             expected=expected,
         )
-
-    def worker_at(self, slot: Slot) -> WorkerId | None:
-        return self._by_slot.get(slot)
 
     def held_count(self, worker: WorkerId) -> int:
         """Blocks that events say a worker holds."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 VIEWS = 3
-"""Device, resident in any tier, and expected (resident or predicted)."""
+"""Device, resident in any tier, and expected (near or predicted)."""
 
 
 class Children:

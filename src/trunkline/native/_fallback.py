@@ -41,8 +41,8 @@ _MAX_SLOTS = 65_535
 _QUEUE_SLACK = 1_024  # queued predictions that may be stale before they are looked through
 
 # How a slot holds a block, as bits; and which of them count in each view of `_closure.py`.
-_DEVICE, _RESIDENT, _PREDICTED = 1, 2, 4
-_VIEW_HOLDS = (_DEVICE, _RESIDENT, _RESIDENT | _PREDICTED)
+_DEVICE, _NEAR, _RESIDENT, _PREDICTED = 1, 2, 4, 8  # near: on the device or in host memory
+_VIEW_HOLDS = (_DEVICE, _RESIDENT, _NEAR | _PREDICTED)
 
 
 def chain_keys(
@@ -79,18 +79,20 @@ def chain_keys(
 class _Entry:
     """One distinct block: its place in the chain and, as bit masks over slots, who holds it."""
 
-    __slots__ = ("device", "namespace_id", "parent", "predicted", "resident")
+    __slots__ = ("device", "namespace_id", "near", "parent", "predicted", "resident")
 
     def __init__(self, namespace_id: int, parent: bytes | None) -> None:
         self.namespace_id = namespace_id
         self.parent = parent  # None for the first block of a chain
         self.device = 0
+        self.near = 0
         self.resident = 0
         self.predicted = 0
 
     def holds(self, slot: int) -> int:
         return (
             (self.device >> slot & 1) * _DEVICE
+            | (self.near >> slot & 1) * _NEAR
             | (self.resident >> slot & 1) * _RESIDENT
             | (self.predicted >> slot & 1) * _PREDICTED
         )
@@ -98,6 +100,7 @@ class _Entry:
     def set_holds(self, slot: int, holds: int) -> None:
         bit = 1 << slot
         self.device = self.device | bit if holds & _DEVICE else self.device & ~bit
+        self.near = self.near | bit if holds & _NEAR else self.near & ~bit
         self.resident = self.resident | bit if holds & _RESIDENT else self.resident & ~bit
         self.predicted = self.predicted | bit if holds & _PREDICTED else self.predicted & ~bit
 
@@ -110,6 +113,11 @@ class _Held:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.copies = [0] * TIERS
+
+    def holds(self) -> int:
+        device, host, disk, shared = self.copies
+        holds = _DEVICE | _NEAR | _RESIDENT if device else _NEAR | _RESIDENT if host else 0
+        return holds or (_RESIDENT if disk or shared else 0)
 
 
 class _Slot:
@@ -128,7 +136,7 @@ class _Slot:
     def __init__(self) -> None:
         self.held: dict[int, _Held] = {}
         # Only blocks that several engine hashes name (an engine may key on more than we do):
-        # how many hashes, and how many of those on the device.
+        # how many of those hashes have copies on the device, near, and at all.
         self.aliases: dict[bytes, list[int]] = {}
         self.predicted: dict[bytes, int] = {}  # key -> the latest batch that named it
         self.queue: deque[tuple[float, int, list[bytes]]] = deque()  # expiry, batch, keys
@@ -145,8 +153,14 @@ class BlockIndex:
     `match` and the predictions speak keys: whole chains of `chain_keys`, from the root on.
     """
 
-    def __init__(self, max_blocks: int) -> None:
-        """`max_blocks` bounds the number of distinct blocks, 1 to 2**31; else ValueError."""
+    def __init__(self, max_blocks: int, seed: int = 0) -> None:
+        """`max_blocks` bounds the number of distinct blocks, 1 to 2**31; else ValueError.
+
+        `seed` (u64) keys the compiled tables, so that nobody outside can choose engine hashes that
+        fall together; it changes no answer.
+        """
+        if not 0 <= seed < 1 << 64:
+            raise ValueError("a seed is outside 0..2**64-1")
         if not 1 <= max_blocks <= _MAX_BLOCKS:
             raise ValueError(f"max_blocks is {max_blocks}, allowed are 1 to {_MAX_BLOCKS}")
         self._max_blocks = max_blocks
@@ -308,7 +322,7 @@ class BlockIndex:
 
     def match(self, packed: bytes) -> tuple[list[int], list[int], list[int]]:
         """For every slot, how many leading blocks of a chain are on the device, resident in any
-        tier, and resident or expected. A run ends at the first block that is missing.
+        tier, and near (device or host) or expected. A run ends at the first block that is missing.
         """
         keys = list(keys_of(packed))
         slot_count = len(self._slots)
@@ -319,7 +333,7 @@ class BlockIndex:
             entry = entries.get(keys[depth])
             if entry is None:
                 return 0
-            expected = entry.resident | entry.predicted
+            expected = entry.near | entry.predicted
             return (expected << slot_count | entry.resident) << slot_count | entry.device
 
         holed = 0
@@ -341,11 +355,6 @@ class BlockIndex:
     def held(self, slot: int) -> bytes:
         """The keys a slot holds in any tier, sorted and packed."""
         return b"".join(sorted({held.key for held in self._state(slot).held.values()}))
-
-    def holds_engine_hash(self, slot: int, engine_hash: int) -> bool:
-        """Whether a slot holds the block that its engine calls so."""
-        check_engine_hash(engine_hash)
-        return engine_hash in self._state(slot).held
 
     def held_count(self, slot: int) -> int:
         """How many engine hashes a slot holds."""
@@ -432,34 +441,37 @@ class BlockIndex:
         self, slot: int, state: _Slot, held: _Held, tier: int, *, is_new_hash: bool
     ) -> None:
         before = self._entries[held.key].holds(slot)
-        is_first_on_device = tier == 0 and held.copies[0] == 0
+        had = held.holds()
         held.copies[tier] = min(held.copies[tier] + 1, MAX_COPIES)
+        gained = held.holds() & ~had
         if is_new_hash and before & _RESIDENT:
-            alias = state.aliases.setdefault(held.key, [1, int(bool(before & _DEVICE))])
-            alias[0] += 1
-        if is_first_on_device and held.key in state.aliases:
-            state.aliases[held.key][1] += 1
-        self._set_holds(slot, held.key, before | _RESIDENT | (_DEVICE if tier == 0 else 0))
+            first = [int(bool(before & hold)) for hold in (_DEVICE, _NEAR, _RESIDENT)]
+            state.aliases.setdefault(held.key, first)
+        alias = state.aliases.get(held.key)
+        if alias is not None:
+            for place, hold in enumerate((_DEVICE, _NEAR, _RESIDENT)):
+                alias[place] += bool(gained & hold)
+        self._set_holds(slot, held.key, before | gained)
 
     def _drop_copy(self, slot: int, state: _Slot, engine_hash: int, tier: int) -> None:
         """The last copy of one engine hash in a tier is gone."""
         held = state.held[engine_hash]
-        alias = state.aliases.get(held.key)
-        holds = self._entries[held.key].holds(slot)
-        if tier == 0:
-            if alias is not None:
-                alias[1] -= 1
-            if alias is None or alias[1] == 0:
-                holds &= ~_DEVICE
-        if not any(held.copies):
+        left = held.holds()
+        held.copies[tier] = 1
+        lost = held.holds() & ~left
+        held.copies[tier] = 0
+        if lost & _RESIDENT:
             del state.held[engine_hash]
-            if alias is None:
-                holds &= ~_RESIDENT
-            else:
-                alias[0] -= 1
-                if alias[0] == 1:
-                    del state.aliases[held.key]
-        self._set_holds(slot, held.key, holds)
+        alias = state.aliases.get(held.key)
+        if alias is not None:
+            for place, hold in enumerate((_DEVICE, _NEAR, _RESIDENT)):
+                if lost & hold:
+                    alias[place] -= 1
+                    if alias[place]:
+                        lost &= ~hold
+            if alias[2] == 1:
+                del state.aliases[held.key]
+        self._set_holds(slot, held.key, self._entries[held.key].holds(slot) & ~lost)
 
     # -- predictions -----------------------------------------------------------------------------
 

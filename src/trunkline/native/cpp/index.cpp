@@ -10,8 +10,10 @@ namespace trunkline {
 namespace {
 
 // Far enough to hide a memory access behind the work on the blocks before, and within one line-fill queue.
-constexpr std::size_t kEntryAhead = 8;
 constexpr std::size_t kCellAhead = 2 * kEntryAhead;
+
+// Blocks in a row that lay side by side, after which the walk goes along them and looks nothing up.
+constexpr std::size_t kLongStreak = 16;
 
 constexpr std::size_t kQueueSlack = 1024;  // queued ids that may be stale before they are looked through
 
@@ -27,17 +29,41 @@ std::uint64_t hash_at(const std::uint8_t* hashes, std::size_t index) {
   return hash;
 }
 
-std::size_t find_hash(const Table<HeldCell>& held, std::uint64_t hash) {
-  return held.find(spread(hash), [hash](const HeldCell& cell) { return cell.hash() == hash; });
+// Where the masks of a hold lie among the four.
+enum : std::size_t { kDeviceMask, kNearMask, kResidentMask, kPredictedMask };
+
+std::uint32_t holds_at(const std::uint64_t* masks, std::uint32_t bit) {
+  std::uint32_t holds = 0;
+  for (std::size_t hold = 0; hold < kHolds; ++hold) {
+    holds |= static_cast<std::uint32_t>(masks[hold] >> bit & 1) << hold;
+  }
+  return holds;
 }
 
-std::size_t find_predicted(const Table<PredictedCell>& predicted, EntryId id) {
-  return predicted.find(spread(id), [id](const PredictedCell& cell) { return cell.entry == id; });
+void set_holds_at(std::uint64_t* masks, std::uint32_t bit, std::uint32_t holds) {
+  for (std::size_t hold = 0; hold < kHolds; ++hold) {
+    const std::uint64_t value = holds >> hold & 1;
+    masks[hold] = (masks[hold] & ~(std::uint64_t{1} << bit)) | value << bit;
+  }
+}
+
+/// What a slot holds by the copies of one engine hash: bits of `Hold`.
+std::uint32_t holds_of(const std::array<std::uint16_t, kTiers>& copies) {
+  std::uint32_t holds = 0;
+  if (copies[0] != 0) holds |= kDevice;
+  if (copies[0] != 0 || copies[1] != 0) holds |= kNear;
+  if (holds != 0 || copies[2] != 0 || copies[3] != 0) holds |= kResident;
+  return holds;
 }
 
 }  // namespace
 
 // -- storage -----------------------------------------------------------------------------------------
+
+EntryPool::~EntryPool() {
+  for (Entry* chunk : small_) PageAllocator<Entry>().deallocate(chunk, kSmall);
+  for (Entry* chunk : large_) PageAllocator<Entry>().deallocate(chunk, kLarge);
+}
 
 EntryId EntryPool::take() {
   ++used_;
@@ -46,7 +72,11 @@ EntryId EntryPool::take() {
     free_ = (*this)[id].namespace_id;
     return id;
   }
-  if (made_ == chunks_.size() * kChunk) chunks_.push_back(std::make_unique<Entry[]>(kChunk));
+  if (made_ < kLarge) {
+    if (made_ == small_.size() * kSmall) small_.push_back(PageAllocator<Entry>().allocate(kSmall));
+  } else if (made_ == (large_.size() + 1) * kLarge) {
+    large_.push_back(PageAllocator<Entry>().allocate(kLarge));
+  }
   return static_cast<EntryId>(made_++);
 }
 
@@ -63,29 +93,22 @@ std::uint32_t MaskRows::take() {
     free_.pop_back();
     return row;
   }
-  bits_.resize(bits_.size() + 3 * words_, 0);
-  return static_cast<std::uint32_t>(bits_.size() / (3 * words_) - 1);
+  bits_.resize(bits_.size() + kHolds * words_, 0);
+  return static_cast<std::uint32_t>(bits_.size() / (kHolds * words_) - 1);
 }
 
 void MaskRows::give_back(std::uint32_t row) {
-  std::fill_n(bits_.begin() + static_cast<std::ptrdiff_t>(row * 3 * words_), 3 * words_, 0);
+  std::fill_n(masks(row, 0), kHolds * words_, 0);
   free_.push_back(row);
-}
-
-std::uint64_t* MaskRows::mask(std::uint32_t row, Hold hold) {
-  return bits_.data() + (std::size_t{row} * 3 + hold / 2) * words_;  // holds 1, 2, 4 -> 0, 1, 2
-}
-
-const std::uint64_t* MaskRows::mask(std::uint32_t row, Hold hold) const {
-  return bits_.data() + (std::size_t{row} * 3 + hold / 2) * words_;
 }
 
 void MaskRows::widen(std::size_t slot_count) {
   while (words_ * 64 < slot_count) {
+    const std::size_t row_words = words_ * kHolds;
     std::vector<std::uint64_t> wide(bits_.size() * 2, 0);
-    for (std::size_t mask = 0; mask * words_ < bits_.size(); ++mask) {
-      std::copy_n(bits_.begin() + static_cast<std::ptrdiff_t>(mask * words_), words_,
-                  wide.begin() + static_cast<std::ptrdiff_t>(mask * words_ * 2));
+    for (std::size_t start = 0; start < bits_.size(); start += row_words) {
+      std::copy_n(bits_.begin() + static_cast<std::ptrdiff_t>(start), row_words,
+                  wide.begin() + static_cast<std::ptrdiff_t>(start * 2));
     }
     bits_.swap(wide);
     words_ *= 2;
@@ -127,13 +150,13 @@ bool Index::is_slot(std::int64_t slot) const {
 std::uint32_t Index::add_slot() {
   if (free_slots_.empty()) {
     rows_.widen(slots_.size() + 1);
-    slots_.push_back(std::make_unique<SlotState>());
+    slots_.push_back(std::make_unique<SlotState>(spread_));
     return static_cast<std::uint32_t>(slots_.size() - 1);
   }
   std::pop_heap(free_slots_.begin(), free_slots_.end(), std::greater<>{});
   const std::uint32_t slot = free_slots_.back();
   free_slots_.pop_back();
-  slots_[slot] = std::make_unique<SlotState>();
+  slots_[slot] = std::make_unique<SlotState>(spread_);
   return slot;
 }
 
@@ -152,7 +175,7 @@ std::size_t Index::clear_slot(std::uint32_t slot) {
     set_holds(cell.entry, slot, 0);
   });
   slots_[slot]->predicted.each([&](const PredictedCell& cell) { set_holds(cell.entry, slot, 0); });
-  slots_[slot] = std::make_unique<SlotState>();
+  slots_[slot] = std::make_unique<SlotState>(spread_);
   return held_count;
 }
 
@@ -187,15 +210,11 @@ std::uint32_t Index::holds(EntryId id, std::uint32_t slot) const {
   const Entry& entry = entries_[id];
   if (!entry.has_row()) {
     for (const std::uint32_t holder : entry.holders) {
-      if (holder != 0 && holder >> 3 == slot) return holder & kAllHolds;
+      if (holder != 0 && holder >> kHolderShift == slot) return holder & kAllHolds;
     }
     return 0;
   }
-  std::uint32_t holds = 0;
-  for (const Hold hold : {kDevice, kResident, kPredicted}) {
-    if (rows_.mask(entry.holders[1], hold)[slot / 64] >> (slot % 64) & 1) holds |= hold;
-  }
-  return holds;
+  return holds_at(rows_.masks(entry.holders[1], slot / 64), slot % 64);
 }
 
 /// Sets how a slot holds a block. Forgets the block when nobody holds it any more.
@@ -211,15 +230,15 @@ void Index::set_inline(EntryId id, std::uint32_t slot, std::uint32_t holds) {
   Entry& entry = entries_[id];
   auto& holders = entry.holders;
   auto end = std::find(holders.begin(), holders.end(), 0u);
-  auto place = std::find_if(holders.begin(), end, [slot](std::uint32_t h) { return h >> 3 == slot; });
+  auto place = std::find_if(holders.begin(), end, [slot](std::uint32_t h) { return h >> kHolderShift == slot; });
   if (place != end && holds != 0) {
-    *place = slot << 3 | holds;
+    *place = slot << kHolderShift | holds;
   } else if (place != end) {
     *place = *(end - 1);
     *(end - 1) = 0;
     if (holders[0] == 0) forget(id);
   } else if (holds != 0 && end != holders.end()) {
-    *end = slot << 3 | holds;
+    *end = slot << kHolderShift | holds;
   } else if (holds != 0) {
     move_to_row(entry);
     set_in_row(id, slot, holds);
@@ -228,11 +247,7 @@ void Index::set_inline(EntryId id, std::uint32_t slot, std::uint32_t holds) {
 
 void Index::set_in_row(EntryId id, std::uint32_t slot, std::uint32_t holds) {
   Entry& entry = entries_[id];
-  const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
-  for (const Hold hold : {kDevice, kResident, kPredicted}) {
-    std::uint64_t& word = rows_.mask(entry.holders[1], hold)[slot / 64];
-    word = (holds & hold) != 0 ? word | bit : word & ~bit;
-  }
+  set_holds_at(rows_.masks(entry.holders[1], slot / 64), slot % 64, holds);
   if (holds == 0) move_inline(entry);
 }
 
@@ -240,12 +255,8 @@ void Index::move_to_row(Entry& entry) {
   const auto before = entry.holders;
   const std::uint32_t row = rows_.take();
   for (const std::uint32_t holder : before) {
-    const std::uint32_t slot = holder >> 3;
-    for (const Hold hold : {kDevice, kResident, kPredicted}) {
-      if ((holder & hold) != 0) {
-        rows_.mask(row, hold)[slot / 64] |= std::uint64_t{1} << (slot % 64);
-      }
-    }
+    const std::uint32_t slot = holder >> kHolderShift;
+    set_holds_at(rows_.masks(row, slot / 64), slot % 64, holder & kAllHolds);
   }
   entry.holders = {Entry::kIsRow, row, 0};
 }
@@ -257,17 +268,12 @@ void Index::move_inline(Entry& entry) {
   std::array<std::uint32_t, 3> holders{};
   std::size_t count = 0;
   for (std::size_t word = 0; word < rows_.words(); ++word) {
-    const std::uint64_t device = rows_.mask(row, kDevice)[word];
-    const std::uint64_t resident = rows_.mask(row, kResident)[word];
-    const std::uint64_t predicted = rows_.mask(row, kPredicted)[word];
-    for (std::uint64_t left = resident | predicted; left != 0; left &= left - 1) {
+    const std::uint64_t* masks = rows_.masks(row, word);
+    for (std::uint64_t left = masks[kResidentMask] | masks[kPredictedMask]; left != 0; left &= left - 1) {
       if (count == 2) return;
-      const int bit = std::countr_zero(left);
-      std::uint32_t holder = static_cast<std::uint32_t>(word * 64 + static_cast<std::size_t>(bit)) << 3;
-      if (device >> bit & 1) holder |= kDevice;
-      if (resident >> bit & 1) holder |= kResident;
-      if (predicted >> bit & 1) holder |= kPredicted;
-      holders[count++] = holder;
+      const auto bit = static_cast<std::uint32_t>(std::countr_zero(left));
+      const auto slot = static_cast<std::uint32_t>(word * 64) + bit;
+      holders[count++] = slot << kHolderShift | holds_at(masks, bit);
     }
   }
   assert(count == 2);
@@ -283,7 +289,7 @@ std::int64_t Index::store(std::uint32_t slot, std::size_t tier, std::int64_t nam
   SlotState& state = *slots_[slot];
   EntryId parent_entry = kNoEntry;
   if (namespace_id < 0) {
-    const std::size_t position = find_hash(state.held, parent);
+    const std::size_t position = find_hash(state, parent);
     if (position == state.held.kNone) return kUnknownParent;
     parent_entry = state.held[position].entry;
     namespace_id = entries_[parent_entry].namespace_id;
@@ -297,11 +303,11 @@ std::int64_t Index::store(std::uint32_t slot, std::size_t tier, std::int64_t nam
   for (std::size_t index = 0; index < count; ++index) {
     if (index + kEntryAhead < count) {
       by_key_.prefetch(prefix_of(chained_.data() + (index + kEntryAhead) * kKeyBytes));
-      state.held.prefetch(spread(hash_at(hashes, index + kEntryAhead)));
+      state.held.prefetch(spread_(hash_at(hashes, index + kEntryAhead)));
     }
     const std::uint8_t* key = chained_.data() + index * kKeyBytes;
     const std::uint64_t hash = hash_at(hashes, index);
-    std::size_t position = find_hash(state.held, hash);
+    std::size_t position = find_hash(state, hash);
     const bool is_new_hash = position == state.held.kNone;
     if (is_new_hash) {
       const EntryId id = find_or_make(key, static_cast<std::uint32_t>(namespace_id));
@@ -316,22 +322,33 @@ std::int64_t Index::store(std::uint32_t slot, std::size_t tier, std::int64_t nam
   return static_cast<std::int64_t>(count);
 }
 
+std::size_t Index::find_hash(const SlotState& state, std::uint64_t hash) const {
+  return state.held.find(spread_(hash), [hash](const HeldCell& cell) { return cell.hash() == hash; });
+}
+
+std::size_t Index::find_predicted(const SlotState& state, EntryId id) const {
+  return state.predicted.find(spread_(id), [id](const PredictedCell& cell) { return cell.entry == id; });
+}
+
 void Index::note_copy(SlotState& state, std::uint32_t slot, HeldCell& cell, std::size_t tier,
                       bool is_new_hash) {
   const std::uint32_t before = holds(cell.entry, slot);
-  const bool is_first_on_device = tier == 0 && cell.copies[0] == 0;
+  const std::uint32_t had = holds_of(cell.copies);
   if (cell.copies[tier] < kMostCopies) ++cell.copies[tier];
+  const std::uint32_t gained = holds_of(cell.copies) & ~had;
   if (is_new_hash && (before & kResident) != 0) {
-    auto [alias, is_made] =
-        state.aliases.try_emplace(cell.entry, Aliases{1, (before & kDevice) != 0 ? 1u : 0u});
-    ++alias->second.hashes;
+    state.aliases.try_emplace(
+        cell.entry, Aliases{(before & kDevice) / kDevice, (before & kNear) / kNear, 1});
   }
-  if (is_first_on_device && !state.aliases.empty()) {
-    const auto alias = state.aliases.find(cell.entry);
-    if (alias != state.aliases.end()) ++alias->second.on_device;
+  if (gained != 0 && !state.aliases.empty()) {
+    const auto found = state.aliases.find(cell.entry);
+    if (found != state.aliases.end()) {
+      found->second.on_device += (gained & kDevice) / kDevice;
+      found->second.near += (gained & kNear) / kNear;
+      found->second.resident += (gained & kResident) / kResident;
+    }
   }
-  const std::uint32_t after = before | kResident | (tier == 0 ? kDevice : 0u);
-  if (after != before) set_holds(cell.entry, slot, after);
+  if ((before | gained) != before) set_holds(cell.entry, slot, before | gained);
 }
 
 std::size_t Index::remove(std::uint32_t slot, std::size_t tier, const std::uint8_t* hashes,
@@ -340,9 +357,9 @@ std::size_t Index::remove(std::uint32_t slot, std::size_t tier, const std::uint8
   std::size_t known_count = 0;
   for (std::size_t index = 0; index < count; ++index) {
     if (index + kEntryAhead < count) {
-      state.held.prefetch(spread(hash_at(hashes, index + kEntryAhead)));
+      state.held.prefetch(spread_(hash_at(hashes, index + kEntryAhead)));
     }
-    const std::size_t position = find_hash(state.held, hash_at(hashes, index));
+    const std::size_t position = find_hash(state, hash_at(hashes, index));
     if (position == state.held.kNone || state.held[position].copies[tier] == 0) continue;
     ++known_count;
     if (--state.held[position].copies[tier] == 0) drop_copy(state, slot, position, tier);
@@ -353,18 +370,20 @@ std::size_t Index::remove(std::uint32_t slot, std::size_t tier, const std::uint8
 /// The last copy of one engine hash in a tier is gone.
 void Index::drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier) {
   const HeldCell cell = state.held[position];
-  const auto alias = state.aliases.find(cell.entry);
-  const bool has_alias = alias != state.aliases.end();
-  const bool is_gone = cell.copies == std::array<std::uint16_t, kTiers>{};
-  const std::uint32_t before = holds(cell.entry, slot);
-  std::uint32_t after = before;
-  if (tier == 0 && (!has_alias || --alias->second.on_device == 0)) after &= ~std::uint32_t{kDevice};
-  if (is_gone) {
-    if (!has_alias) after &= ~std::uint32_t{kResident};
-    if (has_alias && --alias->second.hashes == 1) state.aliases.erase(alias);
-    state.held.erase(position);
+  auto copies_before = cell.copies;
+  copies_before[tier] = 1;
+  std::uint32_t lost = holds_of(copies_before) & ~holds_of(cell.copies);
+  if ((lost & kResident) != 0) state.held.erase(position);
+  const auto found = state.aliases.find(cell.entry);
+  if (found != state.aliases.end()) {
+    Aliases& alias = found->second;
+    if ((lost & kDevice) != 0 && --alias.on_device != 0) lost &= ~std::uint32_t{kDevice};
+    if ((lost & kNear) != 0 && --alias.near != 0) lost &= ~std::uint32_t{kNear};
+    if ((lost & kResident) != 0 && --alias.resident == 1) state.aliases.erase(found);
+    lost &= ~std::uint32_t{kResident};  // another hash still names the block
   }
-  if (after != before) set_holds(cell.entry, slot, after);
+  const std::uint32_t before = holds(cell.entry, slot);
+  if ((before & lost) != 0) set_holds(cell.entry, slot, before & ~lost);
 }
 
 // -- what we expect ------------------------------------------------------------------------------------------
@@ -387,7 +406,7 @@ void Index::predict(std::uint32_t slot, std::uint32_t namespace_id, const std::u
     if (id == kNoEntry) break;
     const std::uint32_t before = holds(id, slot);
     if ((before & kPredicted) != 0) {
-      state.predicted[find_predicted(state.predicted, id)].batch = batch;
+      state.predicted[find_predicted(state, id)].batch = batch;
     } else {
       state.predicted.insert({id, batch});
       set_holds(id, slot, before | kPredicted);
@@ -404,7 +423,7 @@ void Index::unpredict(std::uint32_t slot, const std::uint8_t* keys, std::size_t 
   for (std::size_t index = 0; index < count; ++index) {
     const std::size_t key_position = find_key(keys + index * kKeyBytes);
     if (key_position == by_key_.kNone) continue;
-    const std::size_t position = find_predicted(state.predicted, by_key_[key_position].entry);
+    const std::size_t position = find_predicted(state, by_key_[key_position].entry);
     if (position != state.predicted.kNone) forget_prediction(slot, state, position);
   }
 }
@@ -424,7 +443,7 @@ void Index::expire_oldest(std::uint32_t slot, SlotState& state) {
   for (std::size_t index = 0; index < batch.count; ++index) {
     // An id may have been freed and taken again; then its prediction is of a later batch.
     const EntryId id = state.queued.items[state.queued.front + index];
-    const std::size_t position = find_predicted(state.predicted, id);
+    const std::size_t position = find_predicted(state, id);
     if (position != state.predicted.kNone && state.predicted[position].batch == batch.number) {
       forget_prediction(slot, state, position);
     }
@@ -450,7 +469,7 @@ void Index::drop_stale_queued(SlotState& state) {
     batch.count = 0;
     for (; next < end; ++next) {
       const EntryId id = state.queued.items[next];
-      const std::size_t position = find_predicted(state.predicted, id);
+      const std::size_t position = find_predicted(state, id);
       if (position == state.predicted.kNone || state.predicted[position].batch != batch.number) continue;
       queued.items.push_back(id);
       ++batch.count;
@@ -475,28 +494,49 @@ const Depths& Index::match(const std::uint8_t* keys, std::size_t count) {
     alive_.push_back({word, everyone, everyone, everyone});
   }
 
-  for (std::size_t index = 0; index < std::min(count, kCellAhead); ++index) {
-    by_key_.prefetch(prefix_of(keys + index * kKeyBytes));
-  }
-  std::array<EntryId, kEntryAhead> guesses;
-  for (std::size_t index = 0; index < std::min(count, kEntryAhead); ++index) {
-    guesses[index] = guess(keys + index * kKeyBytes);
-  }
+  Walk walk{keys, count, 0, {}};
+  look_ahead(walk, 0);
+  EntryId id = kNoEntry;
   for (std::size_t depth = 0; depth < count && !alive_.empty(); ++depth) {
-    const std::uint8_t* key = keys + depth * kKeyBytes;
-    if (depth + kCellAhead < count) by_key_.prefetch(prefix_of(key + kCellAhead * kKeyBytes));
-    EntryId id = guesses[depth % kEntryAhead];
-    if (depth + kEntryAhead < count) {
-      guesses[depth % kEntryAhead] = guess(key + kEntryAhead * kKeyBytes);
-    }
-    if (id != kNoEntry && std::memcmp(entries_[id].key.data(), key, kKeyBytes) != 0) {
-      const std::size_t position = find_key(key);
-      id = position == by_key_.kNone ? kNoEntry : by_key_[position].entry;
-    }
+    id = step(walk, depth, id);
     match_block(id == kNoEntry ? nullptr : &entries_[id], static_cast<std::uint32_t>(depth));
   }
   match_block(nullptr, static_cast<std::uint32_t>(count));
   return depths_;
+}
+
+/// The entry of the block at `depth`; `previous` is the one before it.
+EntryId Index::step(Walk& walk, std::size_t depth, EntryId previous) {
+  const std::uint8_t* key = walk.keys + depth * kKeyBytes;
+  if (walk.streak >= kLongStreak) {
+    if (entries_.is_followed_by(previous, key)) {
+      entries_.prefetch_after(previous);
+      return previous + 1;
+    }
+    look_ahead(walk, depth);
+  }
+  EntryId id = walk.guesses[depth % kEntryAhead];
+  if (depth + kCellAhead < walk.count) by_key_.prefetch(prefix_of(key + kCellAhead * kKeyBytes));
+  if (depth + kEntryAhead < walk.count) {
+    walk.guesses[depth % kEntryAhead] = guess(key + kEntryAhead * kKeyBytes);
+  }
+  if (id != kNoEntry && std::memcmp(entries_[id].key.data(), key, kKeyBytes) != 0) {
+    const std::size_t position = find_key(key);
+    id = position == by_key_.kNone ? kNoEntry : by_key_[position].entry;
+  }
+  const bool is_neighbour = previous != kNoEntry && id == previous + 1;
+  walk.streak = is_neighbour ? walk.streak + 1 : 0;
+  return id;
+}
+
+/// Sets memory in motion for the blocks from `depth` on.
+void Index::look_ahead(Walk& walk, std::size_t depth) const {
+  for (std::size_t at = depth; at < std::min(walk.count, depth + kCellAhead); ++at) {
+    by_key_.prefetch(prefix_of(walk.keys + at * kKeyBytes));
+  }
+  for (std::size_t at = depth; at < std::min(walk.count, depth + kEntryAhead); ++at) {
+    walk.guesses[at % kEntryAhead] = guess(walk.keys + at * kKeyBytes);
+  }
 }
 
 /// The first entry whose key begins alike: almost surely the right one, and on its way from memory now.
@@ -516,26 +556,23 @@ EntryId Index::guess(const std::uint8_t* key) const {
 void Index::match_block(const Entry* entry, std::uint32_t depth) {
   std::size_t kept = 0;
   for (AliveWord alive : alive_) {
-    std::uint64_t device = 0, resident = 0, predicted = 0;
+    std::uint64_t masks[kHolds] = {0, 0, 0, 0};
     if (entry != nullptr && entry->has_row()) {
-      const std::uint32_t row = entry->holders[1];
-      device = rows_.mask(row, kDevice)[alive.word];
-      resident = rows_.mask(row, kResident)[alive.word];
-      predicted = rows_.mask(row, kPredicted)[alive.word];
+      std::memcpy(masks, rows_.masks(entry->holders[1], alive.word), sizeof masks);
     } else if (entry != nullptr) {
       for (const std::uint32_t holder : entry->holders) {
-        const std::uint32_t slot = holder >> 3;
+        const std::uint32_t slot = holder >> kHolderShift;
         if (holder == 0 || slot / 64 != alive.word) continue;
-        const std::uint64_t one = 1;
-        device |= (one & (holder & kDevice)) << (slot % 64);
-        resident |= (one & (holder & kResident) / kResident) << (slot % 64);
-        predicted |= (one & (holder & kPredicted) / kPredicted) << (slot % 64);
+        for (std::size_t hold = 0; hold < kHolds; ++hold) {
+          masks[hold] |= std::uint64_t{holder >> hold & 1} << (slot % 64);
+        }
       }
     }
-    end_runs(depths_.device, alive.device, device, alive.word, depth);
-    end_runs(depths_.resident, alive.resident, resident, alive.word, depth);
-    end_runs(depths_.expected, alive.expected, resident | predicted, alive.word, depth);
-    if (alive.expected != 0) alive_[kept++] = alive;  // the other two are subsets
+    const std::uint64_t expected = masks[kNearMask] | masks[kPredictedMask];
+    end_runs(depths_.device, alive.device, masks[kDeviceMask], alive.word, depth);
+    end_runs(depths_.resident, alive.resident, masks[kResidentMask], alive.word, depth);
+    end_runs(depths_.expected, alive.expected, expected, alive.word, depth);
+    if ((alive.resident | alive.expected) != 0) alive_[kept++] = alive;  // device is a subset
   }
   alive_.resize(kept);
 }
@@ -558,10 +595,6 @@ std::vector<std::array<std::uint8_t, kKeyBytes>> Index::held(std::uint32_t slot)
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   return keys;
-}
-
-bool Index::holds_engine_hash(std::uint32_t slot, std::uint64_t hash) const {
-  return find_hash(slots_[slot]->held, hash) != Table<HeldCell>::kNone;
 }
 
 }  // namespace trunkline

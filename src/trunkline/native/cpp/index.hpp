@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <unordered_map>
@@ -24,11 +25,14 @@ inline constexpr std::int64_t kFull = -2;
 inline constexpr std::int64_t kConflict = -3;
 
 inline constexpr std::size_t kTiers = 4;
+inline constexpr std::size_t kEntryAhead = 8;  // blocks between finding an entry and reading it
 inline constexpr std::size_t kMostSlots = 65'535;
 inline constexpr std::uint16_t kMostCopies = 65'535;
 
-/// How a slot holds a block; a holder has at least one of these.
-enum Hold : std::uint32_t { kDevice = 1, kResident = 2, kPredicted = 4, kAllHolds = 7 };
+/// How a slot holds a block; a holder has at least one of these. Near: on the device or in host memory.
+enum Hold : std::uint32_t { kDevice = 1, kNear = 2, kResident = 4, kPredicted = 8, kAllHolds = 15 };
+inline constexpr std::size_t kHolds = 4;
+inline constexpr std::uint32_t kHolderShift = 4;
 
 using EntryId = std::uint32_t;
 inline constexpr EntryId kNoEntry = std::numeric_limits<EntryId>::max();
@@ -36,7 +40,7 @@ inline constexpr EntryId kNoEntry = std::numeric_limits<EntryId>::max();
 struct Entry {
   std::array<std::uint8_t, kKeyBytes> key;
   std::uint32_t namespace_id;
-  /// `slot << 3 | Hold bits`, packed to the front, 0 = free; or {kIsRow, row number, 0}.
+  /// `slot << 4 | Hold bits`, packed to the front, 0 = free; or {kIsRow, row number, 0}.
   std::array<std::uint32_t, 3> holders;
 
   static constexpr std::uint32_t kIsRow = 1u << 31;
@@ -44,35 +48,63 @@ struct Entry {
 };
 static_assert(sizeof(Entry) == 48);
 
-/// Entries in chunks: they never move, and freed ones are taken again, newest first.
+/// Entries in chunks: they never move, and freed ones are taken again, newest first. Small chunks first, so
+/// that a small index is small; then chunks of whole huge pages.
 class EntryPool {
  public:
+  EntryPool() = default;
+  EntryPool(const EntryPool&) = delete;
+  EntryPool& operator=(const EntryPool&) = delete;
+  ~EntryPool();
+
   EntryId take();
   void give_back(EntryId id);
-  Entry& operator[](EntryId id) { return chunks_[id / kChunk][id % kChunk]; }
-  const Entry& operator[](EntryId id) const { return chunks_[id / kChunk][id % kChunk]; }
+  Entry& operator[](EntryId id) { return *place(id); }
+  const Entry& operator[](EntryId id) const { return *place(id); }
   std::size_t size() const { return used_; }
+  /// Whether the entry right after `id` is in use and has this key. Blocks that came together lie together.
+  bool is_followed_by(EntryId id, const std::uint8_t* key) const {
+    if (id == kNoEntry || std::size_t{id} + 1 >= made_) return false;
+    const Entry* next = place(id + 1);
+    return next->holders[0] != 0 && std::memcmp(next->key.data(), key, kKeyBytes) == 0;
+  }
+  void prefetch_after(EntryId id) const {
+    if (std::size_t{id} + kStride < made_) __builtin_prefetch(place(id + kStride));
+  }
   std::size_t allocated_bytes() const {
-    return chunks_.size() * kChunk * sizeof(Entry) + chunks_.capacity() * sizeof(chunks_[0]);
+    return small_.size() * kSmall * sizeof(Entry) + large_.size() * kLarge * sizeof(Entry) +
+           (small_.capacity() + large_.capacity()) * sizeof(Entry*);
   }
 
  private:
-  static constexpr std::size_t kChunk = 1024;
+  static constexpr std::size_t kStride = 16;  // entries that the walk along neighbours reads ahead
+  static constexpr std::size_t kSmall = 1024;
+  static constexpr std::size_t kLarge = 128 * kSmall;
+  static_assert(kLarge * sizeof(Entry) % kHugePageBytes == 0);
 
-  std::vector<std::unique_ptr<Entry[]>> chunks_;
+  Entry* place(EntryId id) const {
+    return id < kLarge ? &small_[id / kSmall][id % kSmall] : &large_[id / kLarge - 1][id % kLarge];
+  }
+
+  std::vector<Entry*> small_, large_;
   std::size_t made_ = 0;
   std::size_t used_ = 0;
   EntryId free_ = kNoEntry;  // a list through `namespace_id`
 };
 
-/// Three bit masks over slots for each block that many slots hold.
+/// Bit masks over slots, one for each hold, for each block that many slots hold. The four masks of one word
+/// of slots lie side by side.
 class MaskRows {
  public:
   std::uint32_t take();
   void give_back(std::uint32_t row);
-  /// `words()` words of the mask of one hold (kDevice, kResident or kPredicted).
-  std::uint64_t* mask(std::uint32_t row, Hold hold);
-  const std::uint64_t* mask(std::uint32_t row, Hold hold) const;
+  /// Four masks over the slots `64 * word` and up, for the holds in their order.
+  std::uint64_t* masks(std::uint32_t row, std::size_t word) {
+    return bits_.data() + (std::size_t{row} * words_ + word) * kHolds;
+  }
+  const std::uint64_t* masks(std::uint32_t row, std::size_t word) const {
+    return bits_.data() + (std::size_t{row} * words_ + word) * kHolds;
+  }
   std::size_t words() const { return words_; }
   void widen(std::size_t slot_count);
   std::size_t allocated_bytes() const { return (bits_.capacity() + free_.capacity() / 2) * 8; }
@@ -86,7 +118,7 @@ class MaskRows {
 struct KeyCell {
   std::uint32_t prefix;  // first four bytes of the key, which is uniformly random
   EntryId entry;
-  std::uint32_t order() const { return prefix; }
+  std::uint32_t order(const Spread&) const { return prefix; }
   bool is_empty() const { return entry == kNoEntry; }
   static KeyCell empty() { return {0, kNoEntry}; }
 };
@@ -96,7 +128,7 @@ struct HeldCell {
   EntryId entry;
   std::array<std::uint16_t, kTiers> copies;
   std::uint64_t hash() const { return std::uint64_t{hash_high} << 32 | hash_low; }
-  std::uint32_t order() const { return spread(hash()); }
+  std::uint32_t order(const Spread& spread) const { return spread(hash()); }
   bool is_empty() const { return entry == kNoEntry; }
   static HeldCell empty() { return {0, 0, kNoEntry, {}}; }
 };
@@ -105,7 +137,7 @@ static_assert(sizeof(HeldCell) == 20);
 struct PredictedCell {
   EntryId entry;
   std::uint32_t batch;
-  std::uint32_t order() const { return spread(entry); }
+  std::uint32_t order(const Spread& spread) const { return spread(entry); }
   bool is_empty() const { return entry == kNoEntry; }
   static PredictedCell empty() { return {kNoEntry, 0}; }
 };
@@ -135,11 +167,12 @@ struct Fifo {
 
 /// Several engine hashes of one slot that name one block (an engine may key on more than we do).
 struct Aliases {
-  std::uint32_t hashes;
-  std::uint32_t on_device;
+  std::uint32_t on_device, near, resident;  // how many of the hashes; the last is all of them
 };
 
 struct SlotState {
+  explicit SlotState(const Spread& spread) : held(spread), predicted(spread) {}
+
   Table<HeldCell> held;
   Table<PredictedCell> predicted;
   std::unordered_map<EntryId, Aliases> aliases;  // only blocks with two hashes or more
@@ -158,7 +191,8 @@ struct Depths {
 
 class Index {
  public:
-  explicit Index(std::size_t max_blocks) : max_blocks_(max_blocks) {}
+  Index(std::size_t max_blocks, std::uint64_t seed)
+      : max_blocks_(max_blocks), spread_(seed), by_key_(spread_) {}
   Index(const Index&) = delete;
   Index& operator=(const Index&) = delete;
 
@@ -187,7 +221,6 @@ class Index {
 
   /// The distinct keys of a slot, sorted and packed.
   std::vector<std::array<std::uint8_t, kKeyBytes>> held(std::uint32_t slot) const;
-  bool holds_engine_hash(std::uint32_t slot, std::uint64_t hash) const;
   std::size_t held_count(std::uint32_t slot) const { return slots_[slot]->held.size(); }
   std::size_t predicted_count(std::uint32_t slot) const { return slots_[slot]->predicted.size(); }
   std::size_t block_count() const { return entries_.size(); }
@@ -208,6 +241,8 @@ class Index {
   void move_inline(Entry& entry);
   void forget(EntryId id);
 
+  std::size_t find_hash(const SlotState& state, std::uint64_t hash) const;
+  std::size_t find_predicted(const SlotState& state, EntryId id) const;
   void note_copy(SlotState& state, std::uint32_t slot, HeldCell& cell, std::size_t tier,
                  bool is_new_hash);
   void drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier);
@@ -215,12 +250,23 @@ class Index {
   void forget_prediction(std::uint32_t slot, SlotState& state, std::size_t position);
   void drop_stale_queued(SlotState& state);
 
+  /// A walk along one chain. Finding an entry takes two accesses to memory, so both are begun some blocks
+  /// ahead; along entries that lie side by side neither is needed.
+  struct Walk {
+    const std::uint8_t* keys;
+    std::size_t count;
+    std::size_t streak;
+    std::array<EntryId, kEntryAhead> guesses;
+  };
+  EntryId step(Walk& walk, std::size_t depth, EntryId previous);
+  void look_ahead(Walk& walk, std::size_t depth) const;
   EntryId guess(const std::uint8_t* key) const;
   void match_block(const Entry* entry, std::uint32_t depth);
   void end_runs(std::vector<std::uint32_t>& depths, std::uint64_t& alive, std::uint64_t held,
                 std::size_t word, std::uint32_t depth) const;
 
   std::size_t max_blocks_;
+  Spread spread_;
   std::vector<Namespace> namespaces_;
   EntryPool entries_;
   Table<KeyCell> by_key_;

@@ -114,7 +114,8 @@ nb::list list_of(const std::vector<std::uint32_t>& values) {
 /// `Index` behind checks.
 class BlockIndex {
  public:
-  explicit BlockIndex(std::int64_t max_blocks) : index_(checked_max_blocks(max_blocks)) {}
+  BlockIndex(std::int64_t max_blocks, const nb::int_& seed)
+      : index_(checked_max_blocks(max_blocks), u64_of(seed, "a seed")) {}
   BlockIndex(const BlockIndex&) = delete;
   BlockIndex& operator=(const BlockIndex&) = delete;
 
@@ -140,7 +141,7 @@ class BlockIndex {
       throw nb::value_error("tokens do not fill the blocks of the run");
     }
     if (namespace_id != -1) checked_namespace(namespace_id);
-    return index_.store(checked_slot, checked_tier(tier), namespace_id, engine_hash_of(parent),
+    return index_.store(checked_slot, checked_tier(tier), namespace_id, u64_of(parent, "an engine hash"),
                         names.data(), names.count(), ids.data(), size);
   }
 
@@ -182,9 +183,6 @@ class BlockIndex {
     return packed;
   }
 
-  bool holds_engine_hash(std::int64_t slot, const nb::int_& engine_hash) const {
-    return index_.holds_engine_hash(checked(slot), engine_hash_of(engine_hash));
-  }
   std::size_t held_count(std::int64_t slot) const { return index_.held_count(checked(slot)); }
   std::size_t predicted_count(std::int64_t slot) const { return index_.predicted_count(checked(slot)); }
   std::size_t block_count() const { return index_.block_count(); }
@@ -233,13 +231,14 @@ class BlockIndex {
     return packed.size() / kKeyBytes;
   }
 
-  static std::uint64_t engine_hash_of(const nb::int_& value) {
-    const unsigned long long hash = PyLong_AsUnsignedLongLong(value.ptr());
-    if (hash == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
+  static std::uint64_t u64_of(const nb::int_& value, const char* name) {
+    const unsigned long long number = PyLong_AsUnsignedLongLong(value.ptr());
+    if (number == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
       PyErr_Clear();
-      throw nb::value_error("an engine hash is outside 0..2**64-1");
+      const std::string text = std::string(name) + " is outside 0..2**64-1";
+      throw nb::value_error(text.c_str());
     }
-    return hash;
+    return number;
   }
 
   Index index_;
@@ -254,7 +253,7 @@ NB_MODULE(_core, m) {
   m.def("chain_keys", &trunkline::chain, "key"_a, "root"_a, "tokens"_a, "block_tokens"_a,
         "extra"_a = nb::bytes("", 0));
   nb::class_<BlockIndex>(m, "BlockIndex")
-      .def(nb::init<std::int64_t>(), "max_blocks"_a)
+      .def(nb::init<std::int64_t, const nb::int_&>(), "max_blocks"_a, "seed"_a = 0)
       .def("add_namespace", &BlockIndex::add_namespace, "key"_a, "root"_a)
       .def("add_slot", &BlockIndex::add_slot)
       .def("drop_slot", &BlockIndex::drop_slot, "slot"_a)
@@ -268,7 +267,6 @@ NB_MODULE(_core, m) {
       .def("expire", &BlockIndex::expire, "now_ms"_a)
       .def("match", &BlockIndex::match, "packed"_a)
       .def("held", &BlockIndex::held, "slot"_a)
-      .def("holds_engine_hash", &BlockIndex::holds_engine_hash, "slot"_a, "engine_hash"_a)
       .def("held_count", &BlockIndex::held_count, "slot"_a)
       .def("predicted_count", &BlockIndex::predicted_count, "slot"_a)
       .def("block_count", &BlockIndex::block_count)

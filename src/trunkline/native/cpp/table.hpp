@@ -11,21 +11,43 @@
 
 namespace trunkline {
 
-/// Spreads numbers that are not random by themselves (an engine may count its hashes up from 1).
-inline std::uint32_t spread(std::uint64_t value) {
-  value ^= value >> 32;
-  value *= 0x9fb21c651e98df25;
-  value ^= value >> 29;
-  value *= 0x9fb21c651e98df25;
-  return static_cast<std::uint32_t>(value >> 32);
-}
+/// Spreads numbers that are not random by themselves (an engine may count its hashes up from 1), by secrets:
+/// who does not know the seed cannot choose numbers that fall together.
+class Spread {
+ public:
+  explicit Spread(std::uint64_t seed) {
+    for (std::uint64_t& secret : secrets_) {
+      seed += 0x9e3779b97f4a7c15;
+      std::uint64_t mixed = (seed ^ seed >> 30) * 0xbf58476d1ce4e5b9;
+      mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111eb;
+      secret = (mixed ^ mixed >> 31) | 1;
+    }
+  }
 
-/// `Cell` is trivially copyable and has `std::uint32_t order() const` (a uniform hash, always the same for
-/// the cell's lifetime), `bool is_empty() const` and `static Cell empty()`.
+  std::uint32_t operator()(std::uint64_t value) const {
+    const std::uint64_t once = folded(value ^ secrets_[0], secrets_[1]);
+    return static_cast<std::uint32_t>(folded(once ^ secrets_[2], secrets_[3]) >> 32);
+  }
+
+ private:
+  __extension__ using Wide = unsigned __int128;
+
+  static std::uint64_t folded(std::uint64_t a, std::uint64_t b) {
+    const Wide product = Wide{a} * b;
+    return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+  }
+
+  std::uint64_t secrets_[4];
+};
+
+/// `Cell` is trivially copyable and has `std::uint32_t order(const Spread&) const` (a uniform hash, always the
+/// same for the cell's lifetime), `bool is_empty() const` and `static Cell empty()`.
 template <class Cell>
 class Table {
  public:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  explicit Table(const Spread& spread) : spread_(&spread) {}
 
   std::size_t size() const { return size_; }
   std::size_t allocated_bytes() const { return rounded_bytes(cells_.capacity() * sizeof(Cell)); }
@@ -55,7 +77,7 @@ class Table {
       const Cell& cell = cells_[position];
       if (cell.is_empty()) break;
       // A cell may move back to the hole when its home does not lie behind the hole.
-      if (distance(home(cell.order()), position) >= distance(hole, position)) {
+      if (distance(home(cell.order(*spread_)), position) >= distance(hole, position)) {
         cells_[hole] = cell;
         hole = position;
       }
@@ -90,7 +112,7 @@ class Table {
   }
 
   std::size_t place(const Cell& cell) {
-    std::size_t position = home(cell.order());
+    std::size_t position = home(cell.order(*spread_));
     while (!cells_[position].is_empty()) position = after(position);
     cells_[position] = cell;
     return position;
@@ -105,6 +127,7 @@ class Table {
     }
   }
 
+  const Spread* spread_;
   std::vector<Cell, PageAllocator<Cell>> cells_;
   std::size_t size_ = 0;
 };
