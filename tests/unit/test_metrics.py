@@ -15,7 +15,6 @@ from trunkline.gateway.metrics import (
     Exposition,
     Histogram,
     Kind,
-    LabelCap,
     Sample,
     WorkerRow,
     render,
@@ -105,11 +104,6 @@ def test_a_fleet_larger_than_the_label_cap_is_shown_whole() -> None:
     workers = Workers(*(WorkerRow(worker=f"w{i}", is_healthy=True) for i in range(3_000)))
     page = scraped(workers)
     assert sum(name == "worker_health" for name, _ in page) == 3_000
-
-
-def test_a_capped_label_lets_known_values_through_for_ever() -> None:
-    cap = LabelCap(2)
-    assert [cap.of(name) for name in ("a", "b", "c", "a", "c")] == ["a", "b", "other", "a", "other"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ class WorkerOrder:
 
     url: str
     model_id: str = ""
+    """It joins only if it serves this one; empty for whatever the gateway serves."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     api_key: str = field(default="", repr=False)
 

@@ -99,10 +99,16 @@ FAMILIES: Mapping[str, Family] = {
         _gauge("prefix_indexer_size", "Distinct blocks in the directory."),
         _gauge("prefix_indexer_hit_ratio", "Prompt tokens found at the chosen worker, share."),
         _histogram("directory_lookup_seconds", "One look-up of a prompt's prefix."),
-        _counter("prompt_tokens_total", "Tokens of routed prompts."),
-        _counter("predicted_tokens_total", "Tokens the directory promised at the chosen worker."),
-        _counter("reused_tokens_total", "Tokens the workers say they reused."),
+        _counter("prompt_tokens_total", "Prompt tokens of answers that tell their reuse."),
+        _counter("predicted_tokens_total", "Of these, promised by the directory at the worker."),
+        _counter("reused_tokens_total", "Of these, reused as the workers say."),
+        _counter("reported_prompts_total", "Answers whose usage tells how much was reused."),
+        _counter("reused_prompts_total", "Of these, those that reused anything."),
+        _counter("unread_prompts_total", "Requests routed by load alone: their prompt is unknown."),
         _counter("over_claims_total", "Requests whose worker reused less than was promised."),
+        _counter("over_claimed_tokens_total", "Tokens promised to such requests in vain."),
+        _counter("decision_queue_seconds_total", "Predicted queue at the chosen workers, sum."),
+        _gauge("decision_net_gain_seconds", "Predicted time saved by choices, sum; may fall."),
         _gauge("build_info", "Always 1.", "version", "native"),
         _counter("metrics_dropped_total", "Samples that no declaration fits; a bug."),
     )
@@ -174,25 +180,6 @@ class Histogram:
 
     def view(self) -> HistogramView:
         return HistogramView(self._bounds, tuple(self._counts), self._total)
-
-
-class LabelCap:
-    """Bounds the values of a label that comes from clients; asked before anything is counted."""
-
-    __slots__ = ("_known", "_max_count")
-
-    def __init__(self, max_count: int = 1_000) -> None:
-        self._known: set[str] = set()
-        self._max_count = max_count
-
-    def of(self, value: str) -> str:
-        """`value` itself if it is known or there is room, else `other`. Known ones stay known."""
-        if value in self._known:
-            return value
-        if len(self._known) >= self._max_count:
-            return OTHER
-        self._known.add(value)
-        return value
 
 
 Snapshot = Mapping[str, Mapping[tuple[str, ...], float | HistogramView]]
