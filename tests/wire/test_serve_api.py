@@ -167,6 +167,7 @@ def test_gateways_with_the_same_root_key_share_and_the_second_learns_from_events
 ) -> None:
     key_file = tmp_path / "root.key"
     key_file.write_text(secrets.token_hex(32))
+    key_file.chmod(0o600)
     one, two = (
         started.gateway([simulated.url], *TINY, "--root-key-file", str(key_file)) for _ in "12"
     )
@@ -303,7 +304,7 @@ def test_a_worker_named_twice_is_taken_once_and_another_key_for_it_is_a_conflict
     gateway.wait_ready(1)
     same = gateway.admin("/workers", "POST", json=order)
     assert (same.status_code, same.json()["state"]) == (202, "ready")
-    for changed in ({"api_key": "k"}, {"labels": {}}, {"url": f"{simulated.url}/base"}):
+    for changed in ({"api_key": "k"}, {"labels": {}}, {"url": simulated.url.replace("http:", "https:")}):
         reply = gateway.admin("/workers", "POST", json={**order, **changed})
         assert reply.status_code == 409
         assert reply.json()["error"]["code"] == "worker_exists"
