@@ -115,10 +115,15 @@ def test_one_namespace_would_have_shared_what_two_tenants_do_not() -> None:
 
 
 def test_a_namespace_a_session_costs_agents_at_most_half_a_point() -> None:
-    _, shared = simulate("W2", "--no-baselines")
-    _, isolated = simulate("W2", "--no-baselines", "--isolate", "session")
-    assert shared["hit_tokens_ratio"] - isolated["hit_tokens_ratio"] <= 0.005
-    assert isolated["false_hits"] == 0
+    """Over three seeds: the draw of a few cold placements alone moves a run by 0.2 points."""
+    costs: list[float] = []
+    for seed in ("0", "1", "2"):
+        _, shared = simulate("W2", "--no-baselines", "--seed", seed)
+        words = ("--no-baselines", "--isolate", "session", "--seed", seed)
+        _, isolated = simulate("W2", *words)
+        assert isolated["false_hits"] == 0
+        costs.append(shared["hit_tokens_ratio"] - isolated["hit_tokens_ratio"])
+    assert sum(costs) / len(costs) <= 0.005, costs
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -133,7 +133,8 @@ class ChurnClock:
 
     def add(self, queue: PrefillQueue, missed_tokens: int, now: Instant) -> None:
         """Cold prefill of so many tokens was placed on a worker."""
-        queue.churn += missed_tokens * self._weight(now)
+        weight = self._weight(now)  # may change the churn of all, so it comes first
+        queue.churn += missed_tokens * weight
 
     def _weight(self, now: Instant) -> float:
         half_lives = (now - self._origin) / CHURN_HALF_LIFE_MS
