@@ -188,6 +188,7 @@ class Operations:
         return WorkerRow(
             worker=view.name,
             is_healthy=view.is_healthy,
+            is_degraded=bool(view.degraded),
             breaker=view.breaker,
             requests_active=sum(rank.in_flight for rank in view.ranks),
             queue_ms=max((rank.queue_ms for rank in view.ranks), default=0.0),

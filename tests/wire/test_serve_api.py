@@ -304,7 +304,11 @@ def test_a_worker_named_twice_is_taken_once_and_another_key_for_it_is_a_conflict
     gateway.wait_ready(1)
     same = gateway.admin("/workers", "POST", json=order)
     assert (same.status_code, same.json()["state"]) == (202, "ready")
-    for changed in ({"api_key": "k"}, {"labels": {}}, {"url": simulated.url.replace("http:", "https:")}):
+    for changed in (
+        {"api_key": "k"},
+        {"labels": {}},
+        {"url": simulated.url.replace("http:", "https:")},
+    ):
         reply = gateway.admin("/workers", "POST", json={**order, **changed})
         assert reply.status_code == 409
         assert reply.json()["error"]["code"] == "worker_exists"

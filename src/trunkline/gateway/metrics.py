@@ -90,6 +90,7 @@ FAMILIES: Mapping[str, Family] = {
         _counter("retries_total", "Further attempts after a failed one."),
         _counter("decisions_total", "Routing choices.", "reason"),
         _worker(Kind.GAUGE, "worker_health", "1 if the worker may be chosen."),
+        _worker(Kind.GAUGE, "worker_degraded", "1 if it tells no load, or sends no events."),
         _worker(Kind.GAUGE, "worker_cb_state", "Breaker: 0 closed, 1 open, 2 half-open."),
         _worker(Kind.GAUGE, "worker_requests_active", "Requests in flight at the worker."),
         _worker(Kind.GAUGE, "worker_queue_seconds", "Predicted prefill in front of a new request."),
@@ -151,10 +152,13 @@ class WorkerRow:
     selections_count: int = 0
     event_gaps_count: int = 0
     is_stream_untrusted: bool = False
+    is_degraded: bool = False
+    """It does not tell its load, or announced events and sends none."""
 
     def samples(self) -> Iterator[Sample]:
         labels = (self.worker,)
         yield Sample("worker_health", int(self.is_healthy), labels)
+        yield Sample("worker_degraded", int(self.is_degraded), labels)
         yield Sample("worker_cb_state", self.breaker, labels)
         yield Sample("worker_requests_active", self.requests_active, labels)
         yield Sample("worker_queue_seconds", self.queue_ms / 1_000.0, labels)
