@@ -229,7 +229,7 @@ async def test_too_large_a_body_is_refused_before_it_is_read() -> None:
 async def test_a_client_that_asks_first_is_told_to_go_on_or_not_to() -> None:
     async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
         client = await gateway.client()
-        head, _, body = post(extra="expect: 100-continue\r\n").partition(b"\r\n\r\n")
+        head, _, body = post(extra="expect: 100-Continue \r\n").partition(b"\r\n\r\n")
         await client.send(head + b"\r\n\r\n")
         assert (await client.head())[0] == 100
         await client.send(body)
@@ -344,6 +344,9 @@ async def test_keys_are_asked_for_on_the_api_and_nowhere_else() -> None:
                 error = {**reply.error, "request_id": ""}
                 shapes.add(tuple(sorted(map(str, error.items()))))
         assert len(shapes) == 1
+        for name in ("bearer", "BEARER", "Bearer "):
+            loose = f"authorization: {name} sk-right \t\r\n"
+            assert (await gateway.ask(post(extra=loose))).status == 200
         right = "authorization: Bearer sk-right\r\n"
         assert (await gateway.ask(post(extra=right))).status == 200
         assert (await gateway.ask(get("/v1/models", right))).status == 200
@@ -412,6 +415,8 @@ async def test_request_ids_are_kept_where_they_are_sound_and_replaced_where_not(
     async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
         kept = await gateway.ask(post(extra="x-request-id: a-B_1.2:3\r\n"))
         assert kept.headers["x-request-id"] == "a-B_1.2:3"
+        kept = await gateway.ask(post(extra="x-request-id:  a-B \t \r\n"))
+        assert kept.headers["x-request-id"] == "a-B"
         for bad in ("x" * 65, "a b", "\xff\xfe", "a\tb", '"><script>'):
             reply = await gateway.ask(post(extra=f"x-request-id: {bad}\r\n"))
             assert len(reply.headers["x-request-id"]) == 32

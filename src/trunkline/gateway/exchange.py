@@ -281,7 +281,7 @@ class Exchange:
         self._link = link
         self._status = head.status
         self._is_link_reusable = head.keeps_alive
-        relay = self._relay = Relay(client.transport, head, takes_chunks=client.takes_chunks)
+        relay = self._relay = Relay(client, head, takes_chunks=client.takes_chunks)
         own = f"x-request-id: {self._request.request_id}\r\n"
         pick = self._pick
         if pick is not None and pick.decision_header:

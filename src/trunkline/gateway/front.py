@@ -72,9 +72,15 @@ class FrontParts:
 
 
 def api_key_check(api_key: str) -> Authenticate:
-    """One bearer key for everybody, compared in constant time."""
-    wanted = b"Bearer " + api_key.encode()
-    return lambda given: hmac.compare_digest(given, wanted)
+    """One bearer key for everybody, compared in constant time. The scheme's case means nothing."""
+    wanted = api_key.encode()
+
+    def check(given: bytes) -> bool:
+        scheme, _, key = given.partition(b" ")
+        is_same = hmac.compare_digest(key.lstrip(b" "), wanted)
+        return is_same and scheme.lower() == b"bearer"
+
+    return check
 
 
 class Front:

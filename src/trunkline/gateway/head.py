@@ -75,6 +75,8 @@ def parse_request(raw: bytes, max_headers: int, max_header_bytes: int) -> Reques
     if len(found) > max_headers:
         text = f"the request has {len(found)} headers; the limit is {max_headers}"
         raise ClientError(Refusal(status=431, code="too_many_headers", message=text))
+    if b" \r\n" in block or b"\t\r\n" in block:
+        found = [(name, value.rstrip(b"\t ")) for name, value in found]
     headers = {name.lower(): value for name, value in found}
     if len(block) > max_header_bytes:
         _check_header_bytes(found, max_header_bytes)
@@ -90,10 +92,9 @@ def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes])
     if coding is not None:
         if length_text is not None:
             raise _bad_framing("content-length and transfer-encoding in one request")
-        if coding.strip().lower() != b"chunked" or minor == 0:
+        if coding.lower() != b"chunked" or minor == 0:
             raise _bad_framing("transfer-encoding other than a plain `chunked` of HTTP/1.1")
     elif length_text is not None:
-        length_text = length_text.rstrip(b"\t ")
         if _LENGTH.fullmatch(length_text) is None:
             raise _bad_framing("content-length is not a decimal number")
         length = int(length_text)
@@ -102,7 +103,7 @@ def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes])
         if minor == 1:
             text = "the request has no Host header"
             raise ClientError(Refusal(code="invalid_host", message=text))
-    elif _HOST.fullmatch(host.rstrip(b"\t ")) is None:
+    elif _HOST.fullmatch(host) is None:
         text = "the Host header is not a host name with an optional port"
         raise ClientError(Refusal(code="invalid_host", message=text))
     connection = headers.get(b"connection")

@@ -46,8 +46,7 @@ class Result:
 class ClientSide(Protocol):
     """What an exchange needs of the client's connection."""
 
-    @property
-    def transport(self) -> asyncio.Transport: ...
+    def write(self, data: bytes) -> None: ...
     @property
     def takes_chunks(self) -> bool: ...
     @property

@@ -8,9 +8,9 @@ and ends it.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from enum import Enum
+from typing import Protocol
 
 from trunkline.gateway.framing import ChunkReader
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
@@ -39,6 +39,12 @@ class Framing(Enum):
     """Until the worker closes; made chunks for a client that knows them."""
 
 
+class Writer(Protocol):
+    """Where the answer goes."""
+
+    def write(self, data: bytes) -> None: ...
+
+
 class Relay:
     """The body of one answer. The exchange calls `pass_on` for each buffer behind the head."""
 
@@ -58,7 +64,7 @@ class Relay:
         "is_chunked_out",
     )  # fmt: skip
 
-    def __init__(self, client: asyncio.Transport, head: AnswerHead, *, takes_chunks: bool) -> None:
+    def __init__(self, client: Writer, head: AnswerHead, *, takes_chunks: bool) -> None:
         self._client = client
         self._remaining = head.content_length or 0
         self._reader: ChunkReader | None = None

@@ -1,0 +1,55 @@
+"""What the head of a request claims of it: its name, its type, its coding, its expectations.
+
+Owns which of these claims are taken. Must never look at the body. Read `client.py` next.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trunkline.gateway.contracts import ClientError, Refusal
+from trunkline.gateway.head import RequestHead
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+_JSON = re.compile(rb"application/json\s*(?:;\s*charset=\"?utf-?8\"?\s*)?", re.IGNORECASE)
+_JSON_LIKE = re.compile(rb"[a-z]+/(?:json|[a-z0-9.+-]+\+json)\s*(?:;.*)?", re.IGNORECASE)
+
+
+def claimed_names(head: RequestHead) -> tuple[str, str]:
+    """The request id that the client wishes, if it is a good one; and what it wished, escaped and
+    cut short, if it is none.
+    """
+    wish = head.headers.get(b"x-request-id")
+    if wish is None:
+        return "", ""
+    if _REQUEST_ID.fullmatch(wish) is not None:
+        return wish.decode("ascii"), ""
+    return "", wish[:64].decode("latin-1").encode("unicode_escape").decode("ascii")[:64]
+
+
+def check_media(head: RequestHead, *, is_read: bool) -> None:
+    """Raises ClientError for a body that could not be taken. `is_read`: it has to be JSON."""
+    coding = head.headers.get(b"content-encoding")
+    if coding is not None and coding.lower() != b"identity":
+        text = "the body must not be compressed"
+        raise ClientError(Refusal(status=415, code="content_encoding", message=text))
+    if is_read and _JSON.fullmatch(head.headers.get(b"content-type", b"")) is None:
+        text = "the content type must be application/json, in UTF-8"
+        raise ClientError(Refusal(status=415, code="content_type", message=text))
+
+
+def is_json(head: RequestHead) -> bool:
+    """Whether the body is said to be JSON; so is one of which nothing is said."""
+    kind = head.headers.get(b"content-type")
+    return kind is None or _JSON_LIKE.fullmatch(kind) is not None
+
+
+def expects_answer(head: RequestHead) -> bool:
+    """Whether the client waits to be told to go on. Raises ClientError for other expectations."""
+    expectation = head.headers.get(b"expect")
+    if expectation is None:
+        return False
+    if expectation.lower() != b"100-continue":
+        text = "only 100-continue can be expected"
+        raise ClientError(Refusal(status=417, code="unknown_expectation", message=text))
+    return True

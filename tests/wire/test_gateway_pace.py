@@ -1,0 +1,163 @@
+"""Clients that send without reading, or all at once: held back, served in turns, never buffered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+
+import pytest
+from scripted import (
+    CHAT,
+    SSE_HEAD,
+    FixedPicker,
+    Served,
+    answering,
+    chunk,
+    get,
+    json_answer,
+    post,
+    running,
+    until,
+    wire,
+    worker,
+)
+
+from trunkline.config import LimitsConfig
+from trunkline.gateway.answers import Answer
+from trunkline.gateway.client import MESSAGES_PER_TURN
+from trunkline.gateway.routes import Local
+
+STREAM = {**CHAT, "stream": True}
+
+
+@wire
+async def test_a_client_that_sends_and_never_reads_is_held_back_and_dropped() -> None:
+    limits = LimitsConfig(write_buffer_bytes=64 << 10, write_stall_ms=400)
+    loop = asyncio.get_running_loop()
+    async with running(FixedPicker(), limits=limits) as gateway:
+        sock = socket.create_connection(("127.0.0.1", gateway.front.port))
+        sock.setblocking(False)
+        most_bytes = 0
+
+        async def flood() -> None:
+            while True:
+                await loop.sock_sendall(sock, get("/health") * 500)
+
+        task = asyncio.create_task(flood())
+        await until(lambda: gateway.front.counters.open_clients == 1)
+        [client] = gateway.front._clients
+        while gateway.front.counters.write_stalls == 0:
+            most_bytes = max(most_bytes, client.transport.get_write_buffer_size())
+            assert len(client._inbox) <= 512 << 10
+            await asyncio.sleep(0.005)  # a look now and then
+        assert most_bytes <= (64 << 10) + MESSAGES_PER_TURN * 1_024
+        with pytest.raises(ConnectionError):
+            await task
+        await until(lambda: gateway.front.counters.open_clients == 0)
+        sock.close()
+
+
+@wire
+async def test_messages_sent_at_once_are_served_a_few_in_each_turn_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    async with running(FixedPicker()) as gateway:
+        front, turn, served = gateway.front, [0], Counter[int]()
+        answer = front.local_answer
+
+        def count(local: Local) -> Answer:
+            served[turn[0]] += 1
+            return answer(local)
+
+        def tick() -> None:
+            turn[0] += 1
+            loop.call_soon(tick)
+
+        front.local_answer = count
+        loop.call_soon(tick)
+        client = await gateway.client()
+        await client.send(get("/health") * 2_000)
+        for _ in range(2_000):
+            assert (await client.reply()).status == 200
+        assert max(served.values()) <= 2 * MESSAGES_PER_TURN  # two reads may share a turn
+        assert served.total() == 2_000
+        client.close()
+
+
+@wire
+async def test_requests_behind_a_pause_are_served_when_the_client_reads_again() -> None:
+    limits = LimitsConfig(write_buffer_bytes=16 << 10)
+    count = 60_000
+    async with running(FixedPicker(), limits=limits) as gateway:
+        client = await gateway.client()
+        reading = client.writer.transport
+        reading.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        sending = asyncio.create_task(client.send(get("/health") * count + get("/nothing")))
+        await until(lambda: gateway.front.counters.open_clients == 1)
+        [served] = gateway.front._clients
+        await until(lambda: served.is_paused)
+        reading.resume_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(count):
+            await client.head()
+            await client.reader.readexactly(15)
+        assert (await client.reply()).status == 404
+        await sending
+
+
+@wire
+async def test_the_write_stall_counts_from_the_last_byte_fetched_though_more_arrives() -> None:
+    """The worker goes on, so that what waits for the client grows and is never twice the same."""
+    limits = LimitsConfig(write_buffer_bytes=64 << 20, write_stall_ms=300)
+    gone = asyncio.Event()
+
+    async def script(served: Served) -> None:
+        await served.request()
+        await served.send(SSE_HEAD)
+        try:
+            while True:
+                await served.send(chunk(b"data: " + b"x" * 65_536 + b"\n\n"))
+                await asyncio.sleep(0.005)  # the worker's pace
+        finally:
+            gone.set()
+
+    async with worker(script) as w, running(FixedPicker(w), limits=limits) as gateway:
+        client = await gateway.client()
+        await client.send(post(STREAM))
+        client.writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        await asyncio.wait_for(gone.wait(), 10)
+        assert gateway.front.counters.write_stalls == 1
+        await gateway.settled()
+        client.reset()
+
+
+@wire
+async def test_an_answer_that_is_still_being_fetched_does_not_idle() -> None:
+    limits = LimitsConfig(write_buffer_bytes=64 << 20, idle_timeout_ms=150)
+    body = b"z" * 24_000_000
+    async with (
+        worker(answering(json_answer(body))) as w,
+        running(FixedPicker(w), limits=limits) as gateway,
+    ):
+        client = await gateway.client()
+        await client.send(post())
+        await client.head()
+        got = 0
+        while got < len(body):
+            piece = await client.reader.read(1 << 20)
+            assert piece, f"cut after {got} bytes"
+            got += len(piece)
+            await asyncio.sleep(0.03)  # the slowness itself
+        client.close()
+
+
+@wire
+async def test_a_head_in_single_bytes_is_read_as_one_piece_is() -> None:
+    async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
+        client = await gateway.client()
+        client.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in post(extra="x: y\r\n" * 20) + get("/health"):
+            await client.send(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await client.reply()).status == 200
+        assert (await client.reply()).status == 200
+        client.close()
