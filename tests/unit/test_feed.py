@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_a_publisher_without_a_ring_is_asked_a_bounded_number_of_times() -> None
     assert desk.usable(1) == 1
 
 
-def test_a_batch_sent_three_times_counts_once() -> None:  # C30
+def test_c30_a_batch_sent_three_times_counts_once() -> None:
     desk = Desk()
     first, second = batch(0, run(1)), batch(1, run(1))
     desk.live(first, first, second, first, second, second)
@@ -163,12 +164,12 @@ def test_a_batch_sent_three_times_counts_once() -> None:  # C30
     assert desk.held() == 1, "two copies, one removed"
 
 
-def test_lost_batches_are_asked_for_and_applied_before_what_came_after_them() -> None:  # C22
+def test_c22_lost_batches_are_asked_for_and_applied_before_what_came_after_them() -> None:
     desk = Desk()
     desk.live(*(batch(seq) for seq in range(5)))
     desk.live(batch(10, gone(1)))
     (asked,) = desk.asked()
-    assert (asked.missing_seq, asked.from_seq) == (5, 4)
+    assert asked.from_seq == 4, "the last batch known comes first: is it the same life?"
     desk.replay(batch(4), batch(5, run(1, 2)), batch(6), batch(7), batch(8), batch(9))
     assert desk.held() == 1
     desk.live(batch(11, run(1)))
@@ -186,8 +187,8 @@ def test_a_live_batch_waits_while_a_replay_is_open() -> None:  # F16
     assert desk.held() == 2
 
 
-def test_a_replay_that_begins_late_drops_all_entries_until_the_stream_is_whole_again() -> None:
-    desk = Desk()  # C22
+def test_c22_a_replay_that_begins_late_drops_all_entries_until_the_stream_is_whole() -> None:
+    desk = Desk()
     desk.live(batch(0, run(1)), batch(9, run(9)))
     desk.replay(batch(6, run(6)), batch(7), batch(8), batch(9, run(9)))
     assert desk.feed.state is FeedState.RELEARNING
@@ -293,7 +294,7 @@ def test_an_undecodable_batch_is_a_gap_and_costs_all_entries_if_replayed_no_bett
     desk = Desk()
     desk.live(batch(0, run(1)))
     desk.actions += desk.feed.undecodable(1, T0, fingerprint=1)
-    assert desk.asked()[0].missing_seq == 1
+    assert desk.asked()[0].from_seq == 0
     replay_id = desk.feed.replay_id
     assert replay_id is not None
     desk.replay(batch(0), is_whole=False)
@@ -371,7 +372,7 @@ def test_a_new_connection_is_checked_for_losses_and_for_another_life() -> None:
     assert desk.held() == 0
 
 
-def test_events_that_wait_when_a_worker_leaves_bring_nothing_back() -> None:  # C19
+def test_c19_events_that_wait_when_a_worker_leaves_bring_nothing_back() -> None:
     desk = Desk()
     desk.live(batch(0, run(1)), batch(2))
     desk.directory.leave(WORKER)
@@ -389,7 +390,7 @@ def test_events_that_wait_when_a_worker_leaves_bring_nothing_back() -> None:  # 
     assert desk.directory.is_trusted(WORKER)
 
 
-def test_a_batch_of_another_rank_is_no_part_of_the_stream() -> None:  # C31
+def test_c31_a_batch_of_another_rank_is_no_part_of_the_stream() -> None:
     desk = Desk()
     desk.feed = WorkerFeed(WORKER, desk.directory, rank=1)
     desk.live(EventBatch(seq=0, events=(run(1),), rank=0))
@@ -398,24 +399,81 @@ def test_a_batch_of_another_rank_is_no_part_of_the_stream() -> None:  # C31
     assert desk.held() == 2
 
 
+def test_c31_ranks_of_one_worker_are_kept_apart() -> None:
+    directory = Directory(max_blocks=1_000)
+    directory.admit_namespace(NAMESPACE)
+    ranks = [WorkerId("w@0"), WorkerId("w@1")]
+    for worker in ranks:
+        directory.join(worker, block_tokens=2)
+    feeds = [WorkerFeed(worker, directory, rank=rank) for rank, worker in enumerate(ranks)]
+    for seq, rank in enumerate((0, 1, 0)):
+        sent = EventBatch(seq=seq, events=(run(10 * seq + 1),), rank=rank, fingerprint=seq)
+        for feed in feeds:  # one topic: each subscriber sees the batches of both
+            feed.live(sent, T0)
+    assert [feed.stats.wrong_rank for feed in feeds] == [1, 2]
+    found = [directory.match(chain(NAMESPACE, as_tokens([n, n]))).resident for n in (1, 11)]
+    assert found == [[1, 0], [0, 1]]
+
+
+def test_without_replay_a_new_connection_forgets_all_since_it_may_be_another_life() -> None:
+    desk = Desk(can_replay=False)
+    desk.actions += desk.feed.joined(T0)
+    desk.actions += desk.feed.reconnected(T0)
+    assert desk.actions == [], "the first connection: there is nothing to forget"
+    desk.live(*(batch(seq, run(seq + 1)) for seq in range(3)))
+    desk.actions += desk.feed.reconnected(Instant(20.0))
+    assert (desk.held(), desk.usable(1)) == (0, 0)
+    assert desk.has(FeedUntrusted)
+    desk.live(batch(3, run(9), life=1), now=30.0)  # the new life is just as far, unseen
+    desk.tick(1_020.0)
+    assert (desk.usable(1), desk.usable(9)) == (0, 1)
+    assert desk.feed.state is FeedState.LIVE
+    assert desk.asked() == []
+
+
+@pytest.mark.parametrize("is_replayed", [False, True], ids=["live", "replayed"])
+def test_a_feed_says_since_when_it_has_heard_nothing(is_replayed: bool) -> None:
+    desk = Desk()
+    assert desk.feed.silent_since is None
+    desk.actions += desk.feed.joined(Instant(50.0))
+    assert desk.feed.silent_since == 50.0
+    if is_replayed:
+        desk.replay(batch(0), now=60.0)
+    else:
+        desk.replay(now=60.0)
+        desk.tick(1e6)
+        assert desk.feed.silent_since == 50.0
+        desk.live(batch(0), now=2e6)
+    assert desk.feed.silent_since is None
+
+
+def test_until_the_first_batch_events_are_taken_to_come_two_minutes_late() -> None:
+    desk = Desk()
+    prompt = chain(NAMESPACE, as_tokens([1, 1]))
+
+    def is_expected(at: float) -> bool:
+        desk.directory.expire(Instant(at))
+        return desk.directory.predicted_count(WORKER) == 1
+
+    desk.actions += desk.feed.joined(T0)
+    desk.directory.predict(WORKER, prompt, now=T0, ttl_ms=100.0)
+    assert [is_expected(120_099.0), is_expected(120_100.0)] == [True, False]
+    desk.replay(now=200_000.0)
+    desk.actions += desk.feed.live(batch(0), Instant(200_000.0), age_ms=30.0)
+    desk.directory.clear(WORKER)
+    desk.directory.predict(WORKER, prompt, now=Instant(200_000.0), ttl_ms=100.0)
+    assert [is_expected(200_129.0), is_expected(200_130.0)] == [True, False]
+
+
 # -- clearing --------------------------------------------------------------------------------------
 
 
-def test_clearing_empties_the_view_however_often_it_comes() -> None:  # C20
+def test_c20_clearing_empties_the_view_however_often_it_comes() -> None:
     desk = Desk()
     desk.live(batch(0, run(1, 2), run(9, parent=8)), batch(1, *[AllBlocksCleared()] * 100))
     assert (desk.held(), desk.feed.parked_count) == (0, 0)
     desk.live(batch(2, run(1)))
     assert desk.usable(1) == 1
-
-
-def test_a_reset_of_our_own_clears_without_waiting_for_the_event() -> None:
-    desk = Desk()
-    desk.live(batch(0, run(1)))
-    desk.feed.forget(T0)
-    assert desk.held() == 0
-    desk.live(batch(1, AllBlocksCleared(), run(2)))
-    assert desk.usable(2) == 1
 
 
 def test_removals_of_unknown_blocks_are_counted_and_harmless() -> None:
@@ -428,7 +486,7 @@ def test_removals_of_unknown_blocks_are_counted_and_harmless() -> None:
 # -- orphans ---------------------------------------------------------------------------------------
 
 
-def test_an_orphan_counts_for_nothing_until_its_parent_comes() -> None:  # C21
+def test_c21_an_orphan_counts_for_nothing_until_its_parent_comes() -> None:
     desk = Desk()
     desk.live(batch(0, run(3, 4, parent=2)))
     assert desk.directory.block_count() == 0
@@ -446,7 +504,7 @@ def test_a_removal_reaches_a_parked_block_and_what_is_behind_it_waits_on() -> No
     assert desk.usable(1, 2, 3, 4) == 4, "the block behind it never went away"
 
 
-def test_an_orphan_whose_time_is_up_is_dropped_and_one_resync_is_asked_for() -> None:  # C21
+def test_c21_an_orphan_whose_time_is_up_is_dropped_and_one_resync_is_asked_for() -> None:
     desk = Desk(parked_ttl_ms=5_000.0)
     desk.live(batch(7, run(1)), batch(8, run(3, parent=2)))
     desk.tick(5_000.0)
@@ -548,7 +606,7 @@ def test_a_namespace_admitted_later_is_learnt_by_a_resync() -> None:
     ],
     ids=["block size", "own parent", "one hash, two blocks", "tokens do not fill the block"],
 )  # fmt: skip
-def test_three_breaches_turn_reuse_off_until_the_worker_registers_again(
+def test_c54_three_breaches_turn_reuse_off_until_the_worker_registers_again(
     event: CacheEvent, counter: str
 ) -> None:
     desk = Desk()
@@ -569,6 +627,28 @@ def test_three_breaches_turn_reuse_off_until_the_worker_registers_again(
     assert desk.usable(78) == 1
 
 
+def test_breaches_count_for_ten_minutes() -> None:
+    desk = Desk()
+    minute = 60_000.0
+    for seq, at in enumerate((0.0, 5.0, 10.0, 15.0, 20.0)):
+        desk.live(batch(seq, run(1), bad_count=1), now=at * minute)
+        assert desk.feed.state is FeedState.LIVE, at
+    desk.live(batch(5, bad_count=1), now=24.9 * minute)
+    assert desk.feed.state is FeedState.BLIND
+
+
+def test_blocks_of_an_adapter_are_counted_and_match_no_prompt() -> None:
+    desk = Desk()
+    desk.live(
+        batch(0, replace(run(1, 2), adapter="lora-x"), replace(run(3, parent=2), adapter="x"))
+    )
+    desk.live(batch(1, run(4, parent=3)))
+    assert (desk.feed.stats.unnamed, desk.feed.stats.unplaced) == (3, 1)
+    assert (desk.held(), desk.feed.parked_count, desk.usable(1, 2)) == (0, 0, 0)
+    desk.live(batch(2, gone(1, 2)))
+    assert desk.feed.state is FeedState.LIVE
+
+
 def test_events_that_made_no_sense_count_as_one_breach_a_batch() -> None:
     desk = Desk()
     desk.live(batch(0, run(1), bad_count=50), batch(1, gone(1), bad_count=1))
@@ -577,7 +657,7 @@ def test_events_that_made_no_sense_count_as_one_breach_a_batch() -> None:
     assert desk.feed.state is FeedState.BLIND
 
 
-def test_a_worker_that_registers_with_another_block_size_loses_its_old_entries() -> None:  # C24
+def test_c24_a_worker_that_registers_with_another_block_size_loses_its_old_entries() -> None:
     desk = Desk()
     desk.live(batch(0, run(1)))
     desk.directory.join(WORKER, block_tokens=4)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from trunkline.core.events import BlocksStored, EventBatch
+from trunkline.core.directory import Directory
+from trunkline.core.events import BlocksRemoved, BlocksStored, EventBatch
+from trunkline.core.feed import MAX_BUFFERED_BYTES, WorkerFeed
 from trunkline.core.keys import as_tokens
 from trunkline.core.orphans import (
     MAX_PARKED_BLOCKS,
@@ -16,10 +20,11 @@ from trunkline.core.orphans import (
     MAX_UNPLACED_BLOCKS,
     Orphans,
 )
-from trunkline.core.records import EngineHash, Instant, Tier
+from trunkline.core.records import EngineHash, Instant, Tier, WorkerId
 from trunkline.core.sequence import Sequence
 
 T0 = Instant(0.0)
+WORKER = WorkerId("w")
 
 
 def orphans(max_parked_runs: int = 1_024) -> Orphans:
@@ -144,3 +149,57 @@ def test_each_part_of_a_run_with_holes_is_taken_by_the_block_it_waits_for() -> N
     (before,) = parked.take_children([0])
     assert (before.parent, before.hashes, before.tokens) == (0, array("Q", [1]), as_tokens([0, 0]))
     assert len(parked) == parked.token_count == 0
+
+
+# -- batches that wait -----------------------------------------------------------------------------
+
+
+def removals(seq: int, count: int) -> EventBatch:
+    gone = tuple(BlocksRemoved(hashes=array("Q", [n]), tier=Tier.DEVICE) for n in range(count))
+    return EventBatch(seq=seq, events=gone, fingerprint=seq)
+
+
+def stores(seq: int, count: int) -> EventBatch:
+    return EventBatch(seq=seq, events=tuple(run(1, size=16) for _ in range(count)), fingerprint=seq)
+
+
+def long_runs(seq: int, count: int) -> EventBatch:
+    return EventBatch(seq=seq, events=(run(count, size=16),), fingerprint=seq)
+
+
+def empty(seq: int, _: int) -> EventBatch:
+    return EventBatch(seq=seq, events=(), fingerprint=seq)
+
+
+@pytest.mark.parametrize("make", [removals, stores, long_runs, empty])
+def test_what_waits_takes_no_more_memory_than_is_counted(
+    make: Callable[[int, int], EventBatch],
+) -> None:
+    sequence = Sequence()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for seq in range(1_000):
+        one = make(seq, 100)
+        sequence.hold(one.seq, one.fingerprint, one)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 1.3 * sequence.buffered_bytes
+    for seq in range(1_000):
+        sequence.release(seq)
+    assert sequence.buffered_bytes == 0
+
+
+def test_batches_of_removals_count_for_the_bound_of_the_buffer_too() -> None:
+    directory = Directory(max_blocks=1_000)
+    directory.join(WORKER, block_tokens=2)
+    feed = WorkerFeed(WORKER, directory)
+    feed.joined(T0)
+    one = removals(0, 8_192)
+    room = MAX_BUFFERED_BYTES // (one.size_bytes() + 400)
+    assert room < 100
+    for seq in range(room):
+        feed.live(replace(one, seq=seq, fingerprint=seq), T0)
+    assert (feed.buffered_count, feed.stats.overflows) == (room, 0)
+    feed.live(replace(one, seq=room, fingerprint=room), T0)
+    assert (feed.buffered_count, feed.stats.overflows) == (0, 1)
+    assert not directory.is_trusted(WORKER)

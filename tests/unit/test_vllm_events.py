@@ -4,6 +4,7 @@ rule.
 
 from __future__ import annotations
 
+import gc
 from array import array
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.adapters.vllm_events import UndecodableBatch, decode_batch, encode_batch
+from trunkline.adapters.vllm_events import (
+    MAX_BLOCKS,
+    MAX_CONTAINERS,
+    MAX_EVENTS,
+    MAX_PAYLOAD_BYTES,
+    UndecodableBatch,
+    decode_batch,
+)
 from trunkline.core.events import (
     AllBlocksCleared,
     BlocksRemoved,
@@ -74,11 +82,6 @@ def test_the_golden_batch_decodes() -> None:
     assert batch.events == (STORED, removed, AllBlocksCleared())
     assert (batch.seq, batch.sent_at, batch.rank) == (3, 1.5, 0)
     assert (batch.ignored_count, batch.bad_count) == (0, 0)
-
-
-def test_encoding_gives_the_engine_s_own_bytes() -> None:
-    events = (STORED, BlocksRemoved(hashes=array("Q", [1]), tier=Tier.DEVICE), AllBlocksCleared())
-    assert encode_batch(1.5, events, 0) == GOLDEN
 
 
 def test_positional_events_of_older_engines_decode_alike() -> None:
@@ -209,7 +212,7 @@ def test_fingerprints_tell_lives_apart_by_their_time_stamps() -> None:
     st.none() | st.just("lora-x"),
     st.data(),
 )
-def test_what_is_encoded_decodes_to_itself(
+def test_every_run_and_removal_decodes_to_what_was_sent(
     hashes: list[int],
     size: int,
     parent: int | None,
@@ -229,15 +232,68 @@ def test_what_is_encoded_decodes_to_itself(
         salt=salt,
         adapter=adapter,
     )
+    medium = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}.get(tier, "EXTERNAL")
+    sent = stored(
+        block_hashes=hashes,
+        parent_block_hash=parent,
+        token_ids=ids,
+        block_size=size,
+        medium=medium,
+        lora_name=adapter,
+        extra_keys=[[name for name in (adapter, salt) if name], *[None] * (len(hashes) - 1)],
+    )
+    gone = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
     removed = BlocksRemoved(hashes=array("Q", hashes), tier=tier)
-    assert decode_batch(0, encode_batch(0.0, (run, removed), None)).events == (run, removed)
-
-
-def test_unnamed_blocks_have_no_form_on_the_wire() -> None:
-    with pytest.raises(ValueError, match="no form"):
-        encode_batch(0.0, [BlocksUnnamed(hashes=array("Q", [1]))], 0)
+    assert decode_batch(0, packed(sent, gone)).events == (run, removed)
 
 
 def test_a_batch_over_the_size_limit_is_refused_before_it_is_read() -> None:
-    with pytest.raises(UndecodableBatch, match="at most 4194304"):
-        decode_batch(0, bytes((4 << 20) + 1))
+    with pytest.raises(UndecodableBatch, match="at most 2097152"):
+        decode_batch(0, bytes(MAX_PAYLOAD_BYTES + 1))
+    with pytest.raises(UndecodableBatch, match="no batch"):
+        decode_batch(0, bytes(MAX_PAYLOAD_BYTES))
+
+
+def removed_of(count: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": [1] * count}
+
+
+def test_a_batch_is_bounded_in_events_and_in_blocks() -> None:
+    batch = decode_batch(0, packed(*[removed_of(MAX_BLOCKS // MAX_EVENTS)] * MAX_EVENTS))
+    assert (len(batch.events), batch.bad_count) == (MAX_EVENTS, 0)
+    with pytest.raises(UndecodableBatch, match="block hashes"):
+        decode_batch(0, packed(removed_of(MAX_BLOCKS), removed_of(1)))
+    with pytest.raises(UndecodableBatch, match="8193 events"):
+        decode_batch(0, packed(*[removed_of(1)] * (MAX_EVENTS + 1)))
+
+
+def test_a_batch_is_bounded_in_lists_within_fields_that_are_not_used() -> None:
+    half = removed_of(1) | {"novelty": [[]] * (MAX_CONTAINERS // 2 - 2)}
+    assert len(decode_batch(0, packed(half, half)).events) == 2
+    with pytest.raises(UndecodableBatch, match="lists and maps"):
+        decode_batch(0, packed(half, half, removed_of(1) | {"novelty": [[]] * 8}))
+    with pytest.raises(UndecodableBatch, match="lists and maps"):
+        decode_batch(0, packed(removed_of(1) | {"novelty": [[]] * 1_000_000}))
+
+
+def test_the_collector_rests_while_a_message_is_read_and_works_again_after() -> None:
+    assert gc.isenabled()
+    decode_batch(0, GOLDEN)
+    with pytest.raises(UndecodableBatch):
+        decode_batch(0, b"")
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("fields", "adapter"),
+    [
+        ({"lora_name": "x"}, "x"),
+        ({"lora_name": "x", "lora_id": 3}, "x"),
+        ({"lora_id": 3}, "unnamed"),
+        ({"lora_name": 7}, "unnamed"),
+        ({"lora_name": None, "lora_id": None}, None),
+    ],
+    ids=str,
+)
+def test_any_trace_of_an_adapter_names_one(fields: dict[str, Any], adapter: str | None) -> None:
+    assert one_run(**fields).adapter == adapter

@@ -10,7 +10,6 @@ import contextlib
 import random
 import struct
 import time
-from array import array
 from typing import Any
 
 import msgspec
@@ -18,18 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.adapters.event_sources import at_rank, discovered_sources, event_source
+from trunkline.adapters.event_sources import discovered_sources, event_source
 from trunkline.adapters.vllm_events import (
     MAX_DEPTH,
     MAX_EVENTS,
     UndecodableBatch,
     decode_batch,
-    encode_batch,
 )
 from trunkline.core.directory import Directory
-from trunkline.core.events import BlocksRemoved, BlocksStored
+from trunkline.core.events import BlocksRemoved
 from trunkline.core.feed import WorkerFeed
-from trunkline.core.records import EngineHash, Instant, Tier, WorkerId
+from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import ConfigError
 
 pack = msgspec.msgpack.encode
@@ -178,7 +176,7 @@ def test_an_event_that_makes_no_sense_is_left_out_and_its_neighbours_kept(event:
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_an_odd_or_oversized_field_never_costs_the_removals_beside_it(  # C23
+def test_c23_an_odd_or_oversized_field_never_costs_the_removals_beside_it(
     fields: dict[str, Any],
 ) -> None:
     batch = decode_batch(0, pack([1.0, [stored(**fields), REMOVED, REMOVED], 0]))
@@ -192,20 +190,18 @@ def test_any_rank_field_is_taken_or_taken_as_absent(rank: Any) -> None:
 
 
 def valid_payload() -> bytes:
-    run = BlocksStored(
-        hashes=array("Q", [2**63 + 1, 2]),
-        parent=EngineHash(5),
-        tokens=array("I", [70_000, 2, 3, 4]),
-        block_tokens=2,
-        tier=Tier.DEVICE,
-        salt="A" * 43,
-        adapter="lora-x",
+    run = stored(
+        block_hashes=[2**63 + 1, 2],
+        parent_block_hash=5,
+        token_ids=[70_000, 2, 3, 4],
+        lora_name="lora-x",
+        extra_keys=[["lora-x", "A" * 43], ["lora-x"]],
     )
-    return encode_batch(1.5, [run, BlocksRemoved(hashes=array("Q", [1]), tier=Tier.HOST)] * 4, 0)
+    return pack([1.5, [run, {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU"}] * 4, 0])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_payloads_decode_or_are_refused_and_never_take_long(seed: int) -> None:
+def test_c34_mutated_payloads_decode_or_are_refused_and_never_take_long(seed: int) -> None:
     rng = random.Random(seed)
     base = valid_payload()
     refused_count = 0
@@ -244,12 +240,12 @@ def test_a_storm_of_clears_stores_and_removals_leaves_nothing_behind() -> None:
     directory = Directory(max_blocks=1_000)
     directory.join(WorkerId("w"), block_tokens=2)
     feed = WorkerFeed(WorkerId("w"), directory)
-    storm = pack([1.0, [REMOVED, ["AllBlocksCleared"], stored(), REMOVED] * 5_000, 0])
+    storm = pack([1.0, [REMOVED, ["AllBlocksCleared"], stored(), REMOVED] * 2_000, 0])
     for seq in range(3):
         feed.live(decode_batch(seq, storm), Instant(0.0))
     assert directory.block_count() == 0
-    assert feed.stats.cleared == 15_000
-    assert feed.stats.unknown_salt == 15_000
+    assert feed.stats.cleared == 6_000
+    assert feed.stats.unknown_salt == 6_000
 
 
 # -- discovery -------------------------------------------------------------------------------------
@@ -283,16 +279,6 @@ def test_a_replay_is_only_ever_fetched_from_the_worker_s_own_host() -> None:
         "tcp://*:1", worker_host="worker", replay_endpoint="tcp://169.254.169.254:80"
     )
     assert source.replay_endpoint == "tcp://worker:80"
-
-
-def test_ranks_have_ports_of_their_own() -> None:
-    source = event_source("tcp://*:5557", worker_host="w", replay_endpoint="tcp://*:6000")
-    second = at_rank(source, 2)
-    assert (second.endpoint, second.replay_endpoint, second.rank) == (
-        "tcp://w:5559",
-        "tcp://w:6002",
-        2,
-    )
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])

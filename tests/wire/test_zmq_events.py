@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
 from trunkline.adapters.clock import SystemClock
-from trunkline.adapters.vllm_events import encode_batch
 from trunkline.adapters.zmq_events import event_context, run_feed
 from trunkline.core.actions import Action, FeedFailed, FeedUntrusted, WorkerRestarted
 from trunkline.core.directory import Directory
@@ -46,7 +46,24 @@ def block(number: int) -> CacheEvent:
 
 
 def payload(*events: CacheEvent, ts: float = 0.0) -> bytes:
-    return encode_batch(ts, events, 0)
+    return msgspec.msgpack.encode([ts, [on_the_wire(event) for event in events], 0])
+
+
+def on_the_wire(event: CacheEvent) -> dict[str, Any]:
+    match event:
+        case BlocksStored():
+            return {
+                "type": "BlockStored",
+                "block_hashes": event.hashes.tolist(),
+                "parent_block_hash": event.parent,
+                "token_ids": event.tokens.tolist(),
+                "block_size": event.block_tokens,
+                "extra_keys": [[event.salt], *[None] * (len(event.hashes) - 1)],
+            }
+        case BlocksRemoved():
+            return {"type": "BlockRemoved", "block_hashes": event.hashes.tolist()}
+        case _:
+            raise AssertionError(event)
 
 
 def gone(number: int) -> CacheEvent:
@@ -179,7 +196,7 @@ def run(main: Callable[[Bench], Coroutine[Any, Any, None]], **limits: Any) -> No
     asyncio.run(whole())
 
 
-def test_a_gateway_that_starts_late_learns_what_the_ring_still_holds() -> None:
+def test_c21_a_gateway_that_starts_late_learns_what_the_ring_still_holds() -> None:
     async def main(bench: Bench) -> None:
         publisher = WirePublisher()
         for number in range(20):
@@ -195,7 +212,7 @@ def test_a_gateway_that_starts_late_learns_what_the_ring_still_holds() -> None:
     run(main)
 
 
-def test_lost_batches_are_fetched_and_applied_in_order() -> None:
+def test_c22_lost_batches_are_fetched_and_applied_in_order() -> None:
     async def main(bench: Bench) -> None:
         publisher = WirePublisher()
         async with bench.following(publisher.source()):
@@ -214,7 +231,7 @@ def test_lost_batches_are_fetched_and_applied_in_order() -> None:
     run(main)
 
 
-def test_a_replay_that_begins_too_late_makes_the_worker_untrusted_and_then_relearns() -> None:
+def test_c22_a_replay_that_begins_too_late_makes_the_worker_untrusted_and_then_relearns() -> None:
     async def main(bench: Bench) -> None:
         publisher = WirePublisher(ring=3)
         async with bench.following(publisher.source()):
@@ -280,7 +297,7 @@ def test_a_publisher_that_begins_anew_is_noticed_though_its_numbers_fit() -> Non
     ],
     ids=lambda frames: "-".join(str(len(frame)) for frame in frames) or "none",
 )
-def test_frames_of_a_wrong_shape_are_counted_and_the_next_event_is_applied(
+def test_c34_frames_of_a_wrong_shape_are_counted_and_the_next_event_is_applied(
     frames: list[bytes],
 ) -> None:
     async def main(bench: Bench) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from trunkline.errors import ConfigError
@@ -49,17 +48,6 @@ def event_source(
         topic=topic,
         rank=rank,
         buffer_steps=buffer_steps,
-    )
-
-
-def at_rank(source: EventSource, rank: int) -> EventSource:
-    """The same source for another data-parallel rank: rank r uses port P + r."""
-    replay = source.replay_endpoint
-    return replace(
-        source,
-        endpoint=_shifted(source.endpoint, rank),
-        replay_endpoint=None if replay is None else _shifted(replay, rank),
-        rank=rank,
     )
 
 
@@ -112,10 +100,3 @@ def _at(worker_host: str, endpoint: str) -> str:
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"tcp://{host}:{_tcp_parts(endpoint)[1]}"
-
-
-def _shifted(endpoint: str, rank: int) -> str:
-    if not endpoint.startswith("tcp://"):
-        return endpoint if rank == 0 else f"{endpoint}_dp{rank}"
-    host, port = _tcp_parts(endpoint)
-    return f"tcp://{host}:{port + rank}"

@@ -1,19 +1,22 @@
-"""Turns the payload of a KV-event message into an `EventBatch`, and back (vLLM and SGLang).
+"""Turns the payload of a KV-event message into an `EventBatch` (vLLM and SGLang).
 
 A payload is msgpack `[ts, [event, ...], rank]`; an event is a map with `type` first, or, from older
 engines, an array with its type first. Two kinds of fault: what breaks the encoding or its caps
 makes the whole batch undecodable; an event that decodes and makes no sense is left out and counted,
-so that the removals beside it are not lost. Fields that we do not use are not looked at.
+so that the removals beside it are not lost. Fields that we do not use are not looked at. The caps
+also bound how long one message holds the loop: a hundred times what engines send in one.
 
 Must never: raise anything but `UndecodableBatch` on what a worker sends. Read `zmq_events.py` next.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, cast
 
 import msgspec
@@ -30,9 +33,13 @@ from trunkline.core.events import (
 )
 from trunkline.core.records import EngineHash, Tier, WallTime
 
-MAX_PAYLOAD_BYTES = 4 << 20
-MAX_EVENTS = 65_536
+MAX_PAYLOAD_BYTES = 2 << 20
+MAX_EVENTS = 8_192
+MAX_BLOCKS = 32_768
+"""Block hashes in one batch, over all its events."""
 MAX_DEPTH = 16
+MAX_CONTAINERS = 32_768
+"""Lists and maps in one batch inside fields that we do not use, over all its events."""
 MAX_BLOCK_TOKENS = 65_536
 _U64 = (1 << 64) - 1
 
@@ -44,7 +51,6 @@ _TIERS = {
     "STORAGE": Tier.DISK,
     "EXTERNAL": Tier.SHARED,
 }
-_MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE", Tier.SHARED: "EXTERNAL"}
 
 # The order of the fields in the positional form, after the type.
 _POSITIONS: dict[str, tuple[str, ...]] = {
@@ -98,12 +104,18 @@ def decode_batch(seq: int, payload: bytes) -> EventBatch:
     """Decode one message's payload. Raises `UndecodableBatch`."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise UndecodableBatch(f"{len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are taken")
+    # The collector would go through the lists of one hostile message again and again.
+    is_collecting = gc.isenabled()
+    gc.disable()
     try:
         return _decode(seq, payload)
     except RecursionError as error:
         raise UndecodableBatch(f"nested deeper than {MAX_DEPTH}") from error
     except msgspec.MsgspecError as error:
         raise UndecodableBatch(f"no batch: {error}") from error
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def _decode(seq: int, payload: bytes) -> EventBatch:
@@ -113,13 +125,20 @@ def _decode(seq: int, payload: bytes) -> EventBatch:
     if len(batch.events) > MAX_EVENTS:
         raise UndecodableBatch(f"{len(batch.events)} events, at most {MAX_EVENTS} are taken")
     events: list[CacheEvent] = []
-    ignored_count = bad_count = 0
+    ignored_count = bad_count = block_count = 0
+    containers_left = MAX_CONTAINERS
     for raw in batch.events:
         fields = _event_fields(raw)
+        block_count += len(_list(fields.get("block_hashes")) or ())
+        if block_count > MAX_BLOCKS:
+            raise UndecodableBatch(f"more than {MAX_BLOCKS} block hashes")
+        unknown = {name: fields[name] for name in fields.keys() - _KNOWN}
+        if unknown:
+            containers_left -= _check_shape(unknown, containers_left)
         try:
             decoded = _decode_event(fields)
         except _BadEvent:
-            _check_shape(fields)
+            containers_left -= _check_shape(fields, containers_left)
             bad_count += 1
         else:
             ignored_count += not decoded
@@ -170,13 +189,17 @@ def _map_count(data: memoryview) -> int:
     return int.from_bytes(data[1:3] if head == 0xDE else data[1:5], "big")
 
 
-def _check_shape(fields: dict[Any, Any]) -> None:
-    """Refuse depth and time stamps in what is not looked at otherwise. Costs a C pass a
-    container.
+def _check_shape(fields: dict[Any, Any], most: int) -> int:
+    """Refuse depth and time stamps in what is not looked at otherwise, and more than `most`
+    containers; how many there are. Costs a C pass a container.
     """
     level: list[Any] = [fields]
+    container_count = 0
     for _ in range(MAX_DEPTH - 2):  # the batch and its list of events are the first two
         deeper: list[Any] = []
+        container_count += len(level)
+        if container_count > most:
+            raise UndecodableBatch(f"more than {MAX_CONTAINERS} lists and maps")
         for value in level:
             entries = _map(value)
             items: Sequence[Any] = value
@@ -186,9 +209,10 @@ def _check_shape(fields: dict[Any, Any]) -> None:
             if not kinds <= _PLAIN:
                 raise UndecodableBatch("extension type -1")
             if kinds & _CONTAINERS:
-                deeper.extend(item for item in items if type(item) in _CONTAINERS)
+                found = (item for item in items if type(item) in _CONTAINERS)
+                deeper.extend(islice(found, most + 1))
         if not deeper:
-            return
+            return container_count
         level = deeper
     raise UndecodableBatch(f"nested deeper than {MAX_DEPTH}")
 
@@ -200,9 +224,6 @@ _KNOWN = {"type", *(name for names in _POSITIONS.values() for name in names)}
 
 def _decode_event(fields: dict[Any, Any]) -> tuple[CacheEvent, ...]:
     """The events that one wire event means; none when it is left out by rule."""
-    unknown = fields.keys() - _KNOWN
-    if unknown:
-        _check_shape({name: fields[name] for name in unknown})
     match fields.get("type"):
         case "BlockStored":
             return _stored(fields) if _is_full_attention(fields) else ()
@@ -235,8 +256,7 @@ def _stored(fields: dict[Any, Any]) -> tuple[CacheEvent, ...]:
     if len(tokens) != len(hashes) * size:
         raise _BadEvent
     parent = fields.get("parent_block_hash")
-    adapter = fields.get("lora_name")
-    adapter = adapter if type(adapter) is str else None
+    adapter = _adapter(fields)
     salt, named_count = _extras(fields.get("extra_keys"), adapter, len(hashes))
     if salt is None and type(fields.get("cache_salt")) is str:
         salt = fields["cache_salt"]
@@ -253,6 +273,14 @@ def _stored(fields: dict[Any, Any]) -> tuple[CacheEvent, ...]:
         return (stored,)
     unnamed = BlocksUnnamed(hashes=hashes[named_count:])
     return (stored, unnamed) if named_count else (unnamed,)
+
+
+def _adapter(fields: dict[Any, Any]) -> str | None:
+    """The adapter that the blocks were computed with; older engines give a number alone."""
+    name, number = fields.get("lora_name"), fields.get("lora_id")
+    if name is None:
+        return None if number is None else "unnamed"
+    return name if type(name) is str else "unnamed"
 
 
 def _extras(value: Any, adapter: str | None, block_count: int) -> tuple[str | None, int]:
@@ -340,49 +368,3 @@ def _tier(medium: Any) -> Tier:
     if medium is None:
         return Tier.DEVICE
     return _TIERS.get(medium, Tier.SHARED) if type(medium) is str else Tier.SHARED
-
-
-# -- encoding --------------------------------------------------------------------------------------
-
-
-def encode_batch(ts: float, events: Iterable[CacheEvent], rank: int | None) -> bytes:
-    """The payload that vLLM would send for these events, byte for byte."""
-    encoded = [_encode_event(event) for event in events]
-    return msgpack.encode([float(ts), encoded, rank])
-
-
-def _encode_event(event: CacheEvent) -> dict[str, Any]:
-    match event:
-        case BlocksStored():
-            return _encode_stored(event)
-        case BlocksRemoved():
-            return {
-                "type": "BlockRemoved",
-                "block_hashes": list(event.hashes),
-                "medium": _MEDIA[event.tier],
-                "group_idx": 0,
-            }
-        case AllBlocksCleared():
-            return {"type": "AllBlocksCleared"}
-        case BlocksUnnamed():
-            raise ValueError("unnamed blocks have no form of their own on the wire")
-
-
-def _encode_stored(event: BlocksStored) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "type": "BlockStored",
-        "block_hashes": list(event.hashes),
-        "parent_block_hash": event.parent,
-        "token_ids": list(event.tokens),
-        "block_size": event.block_tokens,
-        "lora_id": None,
-        "medium": _MEDIA[event.tier],
-        "lora_name": event.adapter,
-    }
-    first = [name for name in (event.adapter, event.salt) if name is not None]
-    if first:
-        others = [None if event.adapter is None else [event.adapter]] * (len(event.hashes) - 1)
-        fields["extra_keys"] = [first, *others]
-    fields["group_idx"] = 0
-    fields["kv_cache_spec_kind"] = "full_attention"
-    return fields

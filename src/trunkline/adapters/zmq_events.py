@@ -34,11 +34,16 @@ TURN_BYTES = 256 << 10
 """About 5 ms of decoding and indexing: the longest that one turn holds the loop, big messages
 aside.
 """
-RECEIVE_HWM = 4_096
-"""Messages that wait in ZeroMQ; beyond it the publisher's side drops, which shows as a gap."""
+RECEIVE_HWM = 64
+"""Messages that wait in ZeroMQ, 256 MiB at worst. Beyond it TCP holds the publisher back, whose own
+queue is meant for that.
+"""
+MAX_REPLAY_HWM = 16_384
+"""Room for a whole ring, since its publisher drops what does not fit; a worker may ask for less."""
 SOCKETS_A_WORKER = 4
+MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
+"""Larger ones end the connection; one that is over the payload's cap only is a gap, no more."""
 _END_OF_REPLAY = b"\xff" * 8
-_MAX_MESSAGE_BYTES = 4 * MAX_PAYLOAD_BYTES
 
 _Socket = zmq.Socket[bytes]
 EventContext = zmq.Context[_Socket]
@@ -134,7 +139,7 @@ class _Subscription:
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.RCVHWM, hwm)
-        made.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        made.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         made.setsockopt(zmq.IPV6, 1)
         made.setsockopt(zmq.RECONNECT_IVL, 100)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
@@ -244,7 +249,8 @@ class _Subscription:
             reason = "the worker offers no replay"
         else:
             try:
-                self._replay = replay = self._socket(zmq.DEALER, self._source.buffer_steps + 16)
+                hwm = min(self._source.buffer_steps, MAX_REPLAY_HWM) + 16
+                self._replay = replay = self._socket(zmq.DEALER, hwm)
                 self._watch(replay)
                 replay.connect(endpoint)
                 replay.send_multipart([b"", action.from_seq.to_bytes(8, "big")], zmq.NOBLOCK)

@@ -23,10 +23,6 @@ class RequestReplay:
     worker: WorkerId
     replay_id: int
     from_seq: int
-    missing_seq: int
-    """The first batch that is missing, for people; equal to `from_seq` where nothing is known
-    yet.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

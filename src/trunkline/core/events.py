@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from trunkline.core.records import EngineHash, Tier, WallTime
 
+_OBJECT_BYTES = 200
+"""A record and its array, without what is in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksStored:
@@ -27,6 +30,7 @@ class BlocksStored:
     tier: Tier
     salt: str | None
     adapter: str | None = None
+    """What else they were computed with; no chain of ours names such blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,13 @@ class EventBatch:
     bad_count: int = 0
     """Events left out because they make no sense."""
 
-    def token_count(self) -> int:
-        """Token ids it carries: what holding it back costs in memory."""
-        return sum(len(event.tokens) for event in self.events if isinstance(event, BlocksStored))
+    def size_bytes(self) -> int:
+        """What holding it back costs in memory, about."""
+        size = _OBJECT_BYTES
+        for event in self.events:
+            size += _OBJECT_BYTES
+            if not isinstance(event, AllBlocksCleared):
+                size += 8 * len(event.hashes)
+            if isinstance(event, BlocksStored):
+                size += _OBJECT_BYTES + 4 * len(event.tokens)
+        return size

@@ -8,7 +8,7 @@ states:
     order)
       ▲                          │ lost for good: clear
       └──── pause over ──── relearning ◄── no replay, or it begins late, has a hole, takes too long
-    three breaches of the protocol: blind, until the worker registers again
+    three breaches of the protocol within ten minutes: blind, until the worker registers again
 
 Must never: apply a live batch while a replay is open (a replayed Stored after its Removed would
 come back to life), or touch a worker that has left since. Read `residency.py` for what a batch
@@ -30,14 +30,13 @@ from trunkline.core.events import EventBatch
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.recovery import Recovery
 from trunkline.core.repair import FeedLimits, FeedState, OpenReplay, ReplayKind
-from trunkline.core.residency import FeedStats, Residency
+from trunkline.core.residency import MAX_STRIKES, FeedStats, Residency
 from trunkline.core.sequence import Sequence
 
-MAX_STRIKES = 3
 MAX_REPAIRS = 3
 """Replays for one stretch of buffered batches; then it is taken as lost."""
-MAX_BUFFERED_TOKENS = 1 << 24
-"""64 MiB of token ids: the buffer of live batches is bounded in memory as well as in number."""
+MAX_BUFFERED_BYTES = 64 << 20
+"""The buffer of live batches is bounded in memory as well as in number."""
 DRAIN_BATCHES = 256
 """Buffered batches applied in one call, so that no call holds the loop for long."""
 
@@ -81,6 +80,7 @@ class WorkerFeed:
         self._is_recheck_due = False
         self._is_trusted = True
         self._is_blind = False
+        self._silent_since: Instant | None = None
         self._recovery = Recovery(self._residency, can_replay=can_replay)
         self._undecodable_in_a_row = 0
         self._actions: list[Action] = []
@@ -120,6 +120,14 @@ class WorkerFeed:
         return self._residency.parked_count
 
     @property
+    def silent_since(self) -> Instant | None:
+        """When the feed joined, while not one batch has come since, live or replayed; else None.
+
+        A worker that was sent prefills long after that and is silent still publishes nothing.
+        """
+        return self._silent_since
+
+    @property
     def next_tick(self) -> Instant | None:
         """When time alone will change something; None while nothing is pending."""
         if not self._is_current() or self._is_blind:
@@ -132,6 +140,7 @@ class WorkerFeed:
 
     def joined(self, now: Instant) -> list[Action]:
         """The subscription is set up: learn what the publisher's ring still holds."""
+        self._silent_since = now
         if self._is_current():
             self._directory.note_event_age(self.worker, MAX_EVENT_AGE_MS)  # until one has come
         if self._is_current() and self._can_replay:
@@ -145,6 +154,7 @@ class WorkerFeed:
         The age decides nothing but how long a decision of ours counts without confirmation.
         """
         if self._is_wanted(batch):
+            self._silent_since = None
             self.stats.batches += 1
             self._directory.note_event_age(self.worker, age_ms)
             self._on_live(batch.seq, batch.fingerprint, batch, now)
@@ -161,6 +171,7 @@ class WorkerFeed:
     def replayed(self, batch: EventBatch, replay_id: int, now: Instant) -> list[Action]:
         """A batch came in answer to a replay. Answers to a replay that is over are ignored."""
         if self._is_wanted(batch) and self.replay_id == replay_id:
+            self._silent_since = None
             self._on_replayed(batch.seq, batch.fingerprint, batch, now)
         return self._finish(now)
 
@@ -188,18 +199,14 @@ class WorkerFeed:
 
     def reconnected(self, now: Instant) -> list[Action]:
         """The connection was made anew: batches may be missing, and it may be another life of the
-        engine.
+        engine. A replay tells; without one nothing does, so that all must be learnt anew.
         """
-        if self._is_current() and not self._is_blind and self._can_replay:
-            self._is_recheck_due = True
-        return self._finish(now)
-
-    def forget(self, now: Instant) -> list[Action]:
-        """We emptied the worker's cache ourselves; an idle engine announces that with its next
-        batch only.
-        """
-        if self._is_current():
-            self._residency.clear()
+        if self._is_current() and not self._is_blind:
+            if self._can_replay:
+                self._is_recheck_due = True
+            elif self._sequence.has_begun:
+                self._relearn("the connection was made anew, and no replay is offered", now)
+                self._sequence.begin()
         return self._finish(now)
 
     def tick(self, now: Instant) -> list[Action]:
@@ -240,12 +247,12 @@ class WorkerFeed:
         self._sequence.hold(seq, fingerprint, batch)
         is_full = (
             self._sequence.buffered_count > self._limits.max_buffered_batches
-            or self._sequence.buffered_tokens > MAX_BUFFERED_TOKENS
+            or self._sequence.buffered_bytes > MAX_BUFFERED_BYTES
         )
         if is_full:
             self.stats.overflows += 1
             self._sequence.keep_newest()
-            self._relearn(f"{self._limits.max_buffered_batches} batches wait for a replay", now)
+            self._relearn("too many batches wait for a replay", now)
 
     def _apply(self, batch: EventBatch, now: Instant) -> None:
         assert self._sequence.follows(batch.seq), "batches are applied in order"
@@ -303,12 +310,7 @@ class WorkerFeed:
             self._replay_count, kind, from_seq, now, self._limits.replay_timeout_ms
         )
         self._actions.append(
-            RequestReplay(
-                worker=self.worker,
-                replay_id=self._replay_count,
-                from_seq=from_seq,
-                missing_seq=self._sequence.expected or 0,
-            )
+            RequestReplay(worker=self.worker, replay_id=self._replay_count, from_seq=from_seq)
         )
 
     def _on_replayed(
@@ -441,7 +443,7 @@ class WorkerFeed:
             if self.has_backlog:
                 self._drain(now)
             if self._residency.strike_count >= MAX_STRIKES:
-                self._go_blind(f"3 strikes, the last: {self._residency.strike_reason}")
+                self._go_blind(f"{MAX_STRIKES} strikes, the last: {self._residency.strike_reason}")
             elif not self._is_catching_up():
                 self._settle(now)
             self._show_trust()

@@ -25,6 +25,9 @@ from trunkline.core.orphans import Orphans
 from trunkline.core.records import Instant, Tier, WorkerId
 
 MAX_UNKNOWN_SALTS = 1_024
+MAX_STRIKES = 3
+STRIKE_MS = 600_000.0
+"""How long a breach counts: a few oddities in a life of weeks are no reason to disbelieve."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class FeedStats:
     unplaced: int = 0
     """Runs dropped because they descend from blocks that have no place."""
     unnamed: int = 0
+    """Blocks with media, prompt embeddings or an adapter: resident, in no chain of ours."""
     unknown_salt: int = 0
     wrong_block_size: int = 0
     conflicts: int = 0
@@ -79,7 +83,7 @@ class Residency:
         parked_ttl_ms: float,
     ) -> None:
         self.stats = FeedStats()
-        self.strike_count = 0
+        self._strikes: deque[Instant] = deque(maxlen=MAX_STRIKES)
         self.strike_reason = ""
         self.has_lost_orphans = False
         """A run was given up since this was last set to False: a resync might find its parent."""
@@ -112,14 +116,13 @@ class Residency:
                     self.stats.cleared += 1
                     self.clear()
                 case BlocksUnnamed():
-                    self.stats.unnamed += len(event.hashes)
-                    self._orphans.add_unplaced(event.hashes)
+                    self._note_unnamed(event.hashes)
                 case _:
                     assert_never(event)
         self.stats.ignored_events += batch.ignored_count
         if batch.bad_count:
             self.stats.bad_events += batch.bad_count
-            self.strike(f"batch {batch.seq} has {batch.bad_count} events that make no sense")
+            self.strike(f"batch {batch.seq} has {batch.bad_count} events that make no sense", now)
 
     def clear(self) -> None:
         """The worker holds nothing, or nothing is known of what it holds."""
@@ -133,9 +136,16 @@ class Residency:
         self._unknown_salts.clear()
         self.has_lost_orphans = False
 
-    def strike(self, reason: str) -> None:
+    @property
+    def strike_count(self) -> int:
+        """Breaches of the protocol that counted when the last one came; at most three."""
+        return len(self._strikes)
+
+    def strike(self, reason: str, now: Instant) -> None:
         """Note a breach of the protocol."""
-        self.strike_count += 1
+        while self._strikes and self._strikes[0] <= now - STRIKE_MS:
+            self._strikes.popleft()
+        self._strikes.append(now)
         self.strike_reason = reason
 
     def expire(self, now: Instant) -> None:
@@ -159,13 +169,17 @@ class Residency:
             self.stats.bad_events += 1
             self.strike(
                 f"a run has {len(event.tokens)} tokens "
-                f"for {len(event.hashes)} blocks of {event.block_tokens}"
+                f"for {len(event.hashes)} blocks of {event.block_tokens}",
+                now,
             )
             return
         names = set(event.hashes)
         if len(names) < len(event.hashes) or event.parent in names:
             self.stats.conflicts += 1
-            self.strike("a block is its own ancestor")
+            self.strike("a block is its own ancestor", now)
+            return
+        if event.adapter is not None:
+            self._note_unnamed(event.hashes)
             return
         waiting = deque([event])
         while waiting:
@@ -174,6 +188,11 @@ class Residency:
                 joined = self._orphans.take_children(run.hashes)
                 self.stats.parked_joined += len(joined)
                 waiting.extend(joined)
+
+    def _note_unnamed(self, hashes: array[int]) -> None:
+        """Blocks that are resident, and that no prompt of ours may count on."""
+        self.stats.unnamed += len(hashes)
+        self._orphans.add_unplaced(hashes)
 
     def _place(self, run: BlocksStored, now: Instant) -> bool:
         """Put one run where it belongs; True when all of it is in the directory."""
@@ -195,11 +214,11 @@ class Residency:
                 # Slower tiers may store several blocks as one: no breach, only of no use.
                 if run.tier is Tier.DEVICE:
                     self.strike(
-                        f"blocks of {run.block_tokens} tokens, registered with another size"
+                        f"blocks of {run.block_tokens} tokens, registered with another size", now
                     )
             case StoreOutcome.CONFLICT:
                 self.stats.conflicts += 1
-                self.strike("one engine hash names two different blocks")
+                self.strike("one engine hash names two different blocks", now)
             case StoreOutcome.FULL:
                 self.stats.full += 1
                 self._orphans.add_unplaced(run.hashes)

@@ -13,6 +13,8 @@ from collections import OrderedDict
 
 from trunkline.core.events import EventBatch
 
+_PLACE_BYTES = 400
+"""What the buffer takes for one batch, its content apart."""
 RECENT_BATCHES = 1_024
 """Fingerprints kept: a repeat further back than this is taken for another life of the engine."""
 
@@ -24,15 +26,21 @@ class Sequence:
         self.expected: int | None = None
         self.base: int | None = None
         """The first batch that the present state was built from; None before there is one."""
-        self.buffered_tokens = 0
+        self.buffered_bytes = 0
+        """What the batches that wait take in memory, about."""
         # Not plain dicts: taking the oldest again and again would search past all taken before.
         self._recent: OrderedDict[int, int] = OrderedDict()
-        self._held: OrderedDict[int, tuple[int, EventBatch | None]] = OrderedDict()
+        self._held: OrderedDict[int, tuple[int, EventBatch | None, int]] = OrderedDict()
         self._newest_held = -1
 
     @property
     def buffered_count(self) -> int:
         return len(self._held)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any batch was applied or waits."""
+        return self.expected is not None or bool(self._held)
 
     # -- beginning anew ----------------------------------------------------------------------------
 
@@ -43,7 +51,7 @@ class Sequence:
         self._recent.clear()
         if not keep_buffer:
             self._held.clear()
-            self.buffered_tokens = 0
+            self.buffered_bytes = 0
 
     def begin_at_tail(self) -> None:
         """Begin anew with the last unbroken stretch of what waits."""
@@ -54,7 +62,7 @@ class Sequence:
             tail.append(seq)
         held = {seq: self._held[seq] for seq in reversed(tail)}
         self.begin()
-        for seq, (fingerprint, batch) in held.items():
+        for seq, (fingerprint, batch, _) in held.items():
             self.hold(seq, fingerprint, batch)
 
     def keep_newest(self) -> None:
@@ -111,16 +119,17 @@ class Sequence:
     def hold(self, seq: int, fingerprint: int, batch: EventBatch | None) -> None:
         """Let a batch wait; None stands for one that cannot be decoded."""
         assert not self._held or seq > self._newest_held, "what waits is strictly growing"
-        self._held[seq] = (fingerprint, batch)
+        size_bytes = _PLACE_BYTES + (0 if batch is None else batch.size_bytes())
+        self._held[seq] = (fingerprint, batch, size_bytes)
         self._newest_held = seq
-        self.buffered_tokens += 0 if batch is None else batch.token_count()
+        self.buffered_bytes += size_bytes
 
     def first_held(self) -> tuple[int, int, EventBatch | None] | None:
         """Number, fingerprint and batch of the oldest that waits."""
-        for seq, (fingerprint, batch) in self._held.items():
+        for seq, (fingerprint, batch, _) in self._held.items():
             return seq, fingerprint, batch
         return None
 
     def release(self, seq: int) -> None:
-        _, batch = self._held.pop(seq)
-        self.buffered_tokens -= 0 if batch is None else batch.token_count()
+        _, _, size_bytes = self._held.pop(seq)
+        self.buffered_bytes -= size_bytes
