@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from trunkline.gateway.contracts import ClientError
 from trunkline.gateway.fields import FORBIDDEN
-from trunkline.gateway.strict_json import MAX_MARKS, decode_object, has_negative_zero, without
+from trunkline.gateway.strict_json import (
+    MAX_ITEMS,
+    MAX_MARKS,
+    MAX_STRINGS,
+    decode_object,
+    has_negative_zero,
+    without,
+)
 
 BROKEN: list[tuple[str, bytes, str]] = [
     ("empty", b"", "invalid_json"),
@@ -145,6 +153,11 @@ DENSE = {
     "empty lists": b'{"a":[' + b"[]," * MEBI + b"1]}",
     "nested lists": b'{"a":[' + b"[[[[[]]]]]," * (MEBI // 4) + b"1]}",
     "empty objects": b'{"a":[' + b"{}," * MEBI + b"1]}",
+    "integers": b'{"a":[' + b"1," * MEBI + b"1]}",
+    "empty strings": b'{"a":[' + b'"",' * MEBI + b"1]}",
+    "strings of backslashes": b'{"a":[' + rb'"\\",' * MEBI + b"1]}",
+    "strings of quotes": b'{"a":[' + rb'"\"",' * MEBI + b"1]}",
+    "zeros and dates": b'{"z":0,"a":["2024-01",' + b'"",' * MEBI + b"1]}",
     "keys": b"{" + b",".join(b'"%x":1' % i for i in range(200_000)) + b"}",
 }
 
@@ -161,6 +174,35 @@ def test_a_long_text_full_of_brackets_is_not_taken_for_structure() -> None:
     body = json.dumps({"a": "[{:" * MEBI, "b": "\\"}).encode()
 
     assert len(decode_object(body, 64, FORBIDDEN)[0]["a"]) == 3 * MEBI
+
+
+def test_the_bounds_on_strings_and_items_are_exact() -> None:
+    pad = b'"' + rb"x\\\"," * (1 << 16) + b'",'
+    for one, limit, others in ((b'"",', MAX_STRINGS, 2), (b"1,", MAX_ITEMS, 1)):
+        body = b'{"a":[' + pad + one * (limit - others) + b"1]}"
+        decode_object(body, 64, FORBIDDEN)
+        with pytest.raises(ClientError, match=f"more than {limit} ") as caught:
+            decode_object(body.replace(pad, pad + one), 64, FORBIDDEN)
+        assert caught.value.refusal.code == "too_complex"
+
+
+def test_the_longest_text_in_escapes_is_read_in_time() -> None:
+    """Quotes, dates and colons by the million in one string: 570 ms before they were counted."""
+    text = rb"\"2024-01-05: [" * (MEBI // 4)
+    body = b'{"temperature":0,"a":"' + text + b'"}'
+    began = time.process_time()
+    decode_object(body, 64, FORBIDDEN)
+    assert not has_negative_zero(body)
+    assert time.process_time() - began < 0.4
+
+
+def test_quotes_in_any_spelling_are_told_from_twins_in_large_bodies() -> None:
+    pad = b'"p":"' + b"x" * (1 << 18) + b'",'
+    body = b"{" + pad + rb'"a":"\u0022\\u0022\\\u0022\"","b\u0022":1'
+    assert decode_object(body + b"}", 64, FORBIDDEN)[0]["a"] == '"\\u0022\\""'
+    with pytest.raises(ClientError) as caught:
+        decode_object(body + rb',"b\u0022":2}', 64, FORBIDDEN)
+    assert caught.value.refusal.code == "duplicate_key"
 
 
 def test_the_bound_on_structure_is_exact() -> None:
@@ -186,7 +228,9 @@ def test_a_forbidden_key_is_found_at_any_nesting(name: str) -> None:
     [
         (b'{"a":-0}', True), (b'{"a": -0.0 }', True), (b'{"a":[1,-0]}', True),
         (b'{"a":-0e5}', True), (b'{"a":-0.5}', False), (b'{"a":"on 2024-01-05: -0,"}', False),
-        (b'{"a":":-0,"}', False), (b'{"a":0}', False), (b'{"a":"\\":-0,"}', False),
+        (b'{"a":":-0,"}', False), (b'{"a":1e-0}', False), (b'{"a":[1E-0,2]}', False),
+        (b'{"a":-0.05}', False), (b'{"a":-0e}', False),
+        (b'{"a":"\\\\","b":-0}', True), (b'{"a":0}', False), (b'{"a":"\\":-0,"}', False),
     ],
 )  # fmt: skip
 def test_a_negative_zero_is_told_from_text_that_looks_like_one(body: bytes, answer: bool) -> None:
