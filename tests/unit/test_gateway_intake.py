@@ -10,7 +10,7 @@ import pytest
 
 from trunkline.gateway.contracts import ChatPrompt, ClientError, InferenceRequest, Route
 from trunkline.gateway.counters import Counters
-from trunkline.gateway.intake import MAX_MESSAGES, Intake, Message
+from trunkline.gateway.intake import COPY_TOKENS, MAX_MESSAGES, Intake, Message
 from trunkline.gateway.routes import Local, route_of
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -24,10 +24,11 @@ def take(
     is_strict: bool = False,
     headers: dict[bytes, bytes] | None = None,
     counters: Counters | None = None,
+    vocab_size: int = 1 << 32,
 ) -> InferenceRequest:
     intake = Intake(
         max_json_depth=64, strict_fields=is_strict, max_model_len=MAX_MODEL_LEN,
-        counters=counters or Counters(),
+        counters=counters or Counters(), vocab_size=vocab_size,
     )  # fmt: skip
     return intake.request(
         Message(
@@ -64,7 +65,9 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("response_format", "json"), ("metadata", "x"), ("guided_regex", "x" * 4_097),
     ("guided_choice", [1]), ("parallel_tool_calls", "yes"), ("ignore_eos", 0),
     ("chat_template", "{{ x }}"), ("chat_template_kwargs", {"a": 1}), ("reasoning_effort", 1),
-    ("add_generation_prompt", "yes"), ("documents", "x"), ("allowed_token_ids", [1] * 4_097),
+    ("add_generation_prompt", "yes"), ("documents", "x"), ("documents", [{"text": "a"}]),
+    ("documents", []),
+    ("allowed_token_ids", [1] * 4_097),
     ("bad_words", ["x"] * 65), ("prompt_logprobs", 21), ("min_tokens", -1),
 ]  # fmt: skip
 
@@ -186,6 +189,58 @@ def test_a_prompt_that_is_none_is_refused_with_its_place(prompt: Any, where: str
 def test_every_documented_shape_of_prompt_is_taken(prompt: Any, taken: Any) -> None:
     """C44: a batch is routed by its first prompt."""
     assert take({"model": "m", "prompt": prompt}, Route.COMPLETION).prompt == taken
+
+
+@pytest.mark.parametrize(
+    ("prompt", "where"),
+    [
+        ([0, 99, 100], "prompt[2]"), ([100], "prompt[0]"), ([[1], [2, 2**32 - 1]], "prompt[1][1]"),
+        ([2**32], "prompt[0]"),
+    ],
+)  # fmt: skip
+def test_a_token_id_outside_the_vocabulary_is_refused_with_its_place(
+    prompt: Any, where: str
+) -> None:
+    with pytest.raises(ClientError) as caught:
+        take({"prompt": prompt}, Route.COMPLETION, vocab_size=100)
+
+    assert where in caught.value.refusal.message
+    assert caught.value.refusal.param == "prompt"
+    assert take({"prompt": [0, 99]}, Route.COMPLETION, vocab_size=100).prompt == array("I", [0, 99])
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"prompt": [1] * 16}, 0), ({"prompt": "x"}, 0), ({"prompt": ["x"]}, 0),
+        ({"prompt": [[1] * 16] + [[2] * 900] * 255}, 255 * 900),
+        ({"prompt": ["a", "b" * 400, "\u4e2d" * 400]}, 101 + 301),
+        ({"prompt": [1] * 100, "n": 4}, 3 * COPY_TOKENS),
+        ({"prompt": [[1], [2, 3]], "n": 2, "best_of": 4}, 2 + 2 * 3 * COPY_TOKENS),
+    ],
+)  # fmt: skip
+def test_a_batch_and_its_copies_tell_what_they_cost_beside_the_first_prompt(
+    fields: dict[str, Any], tokens: int
+) -> None:
+    assert take(fields, Route.COMPLETION).further_tokens == tokens
+
+
+def test_copies_of_a_chat_cost_too() -> None:
+    assert take(chat(n=3)).further_tokens == 2 * COPY_TOKENS
+    assert take(chat()).further_tokens == 0
+
+
+@pytest.mark.parametrize("adds", [None, True, False])
+def test_special_tokens_are_an_order_to_the_tokenizer_and_no_option_of_the_template(
+    adds: bool | None,
+) -> None:
+    request = take(chat(add_special_tokens=adds))
+
+    assert request.adds_special_tokens is adds
+    assert isinstance(request.prompt, ChatPrompt)
+    assert request.prompt.template_options == {}
+    text = take({"prompt": "x", "add_special_tokens": adds}, Route.COMPLETION)
+    assert text.adds_special_tokens is adds
 
 
 @pytest.mark.parametrize("route", [Route.CHAT, Route.COMPLETION])

@@ -355,6 +355,27 @@ async def test_keys_are_asked_for_on_the_api_and_nowhere_else() -> None:
 
 
 @wire
+async def test_a_model_that_no_worker_serves_is_not_found_in_the_shape_of_the_api() -> None:
+    served: set[str] = set()
+    async with (
+        worker(answering(json_answer())) as w,
+        running(FixedPicker(w), knows_model=lambda name: not served or name in served) as gateway,
+    ):
+        assert (await gateway.ask(post({**CHAT, "model": "other"}))).status == 200  # unknown yet
+        served.add("m")
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            assert (await gateway.ask(post(path=path))).status == 200
+            reply = await gateway.ask(post({**CHAT, "model": "x" * 200}, path=path))
+            assert reply.status == 404
+            assert (reply.error["code"], reply.error["param"]) == ("model_not_found", "model")
+            assert "x" * 50 in reply.error["message"]
+            assert "x" * 65 not in reply.error["message"]
+        nameless = {"messages": CHAT["messages"]}
+        assert (await gateway.ask(post(nameless))).status == 200
+        assert gateway.front.counters.refusals == {"model_not_found": 2}
+
+
+@wire
 async def test_the_local_answers() -> None:
     ready = [False]
     async with running(

@@ -113,6 +113,11 @@ def quoted(text: object) -> str:
     return f"`{shown}`"
 
 
+def unknown_model(name: str) -> Refusal:
+    text = f"the model {quoted(name)} is not served here"
+    return Refusal(status=404, code="model_not_found", message=text, param="model")
+
+
 def _error_body(kind: str, code: str, message: str, param: str | None, request_id: str) -> bytes:
     error = {
         "message": message, "type": kind, "param": param, "code": code, "request_id": request_id,

@@ -352,6 +352,7 @@ class ClientConnection(asyncio.Protocol):
             if self._front.is_full():
                 raise Busy("too many requests are in flight")
             request = self._front.intake.request(message)
+            self._front.require_model(request.model)
         except GatewayError as error:
             answer = failed(error, self._request_id)
             self._front.counters.count_refusal(answer.code)

@@ -18,9 +18,9 @@ import msgspec
 
 from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
 from trunkline.errors import NoWorker
-from trunkline.gateway.answers import Answer
+from trunkline.gateway.answers import Answer, unknown_model
 from trunkline.gateway.client import ClientConnection
-from trunkline.gateway.contracts import Picker
+from trunkline.gateway.contracts import ClientError, Picker
 from trunkline.gateway.counters import AccessRecord, Counters
 from trunkline.gateway.intake import Intake
 from trunkline.gateway.line import Line
@@ -64,6 +64,12 @@ class FrontParts:
     retry: RetryConfig
     max_model_len: int
     version: str
+    vocab_size: int = 1 << 32
+    """Token ids of prompts are below it."""
+    knows_model: Callable[[str], bool] | None = None
+    """Whether a worker serves the model of this name; asked for each request that names one. None,
+    and a fleet of which nothing is known yet, take every name.
+    """
     authenticate: Authenticate | None = None
     on_finished: Callable[[AccessRecord], None] | None = None
     tls: ssl.SSLContext | None = None
@@ -108,6 +114,7 @@ class Front:
             max_json_depth=parts.limits.max_json_depth,
             strict_fields=parts.limits.strict_fields,
             max_model_len=parts.max_model_len,
+            vocab_size=parts.vocab_size,
             counters=self.counters,
         )
         self.line = Line(
@@ -181,6 +188,12 @@ class Front:
     def authenticates(self, headers: dict[bytes, bytes]) -> bool:
         check = self._parts.authenticate
         return check is None or check(headers.get(b"authorization", b""))
+
+    def require_model(self, name: str) -> None:
+        """Raises ClientError for a model that no worker serves."""
+        knows = self._parts.knows_model
+        if knows is not None and name and not knows(name):
+            raise ClientError(unknown_model(name))
 
     def new_request_id(self) -> str:
         return f"{self._parts.dice.getrandbits(128):032x}"

@@ -1,9 +1,9 @@
 """From one client message to an `InferenceRequest`: body checks, prompt, affinity hints.
 
 Owns what an inference body may hold. It decides on the decoded body and forwards the client's own
-bytes, less the fields that are never forwarded. A batch of prompts is served by one worker, and
-routed by its first prompt. Must never take a tenant, a worker or a cache key from the client. Read
-`exchange.py` next.
+bytes, less the fields that are never forwarded. A batch of prompts is served by one worker, routed
+by its first prompt and priced by all. Must never take a tenant, a worker or a cache key from the
+client. Read `exchange.py` next.
 """
 
 from __future__ import annotations
@@ -41,12 +41,17 @@ from trunkline.gateway.strict_json import (
 
 MAX_MESSAGES = 10_000
 MAX_BATCH = 256
+COPY_TOKENS = 16
+"""What a further sample of one prompt (`n`, `best_of`) computes of it: it reuses all but the last
+block.
+"""
+_TOKEN_BYTES = 4
+"""Of ordinary text, about."""
 _HINT_BYTES = 256
 _OBJECT = re.compile(rb"[ \t\r\n]*+\{")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEMPLATE_OPTIONS = (
-    "add_generation_prompt", "continue_final_message", "add_special_tokens", "documents",
-    "reasoning_effort",
+    "add_generation_prompt", "continue_final_message", "reasoning_effort",
 )  # fmt: skip
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url", "input_audio": "data"}
@@ -75,8 +80,17 @@ class Intake:
     """Makes requests of messages, under the limits it was built with."""
 
     def __init__(
-        self, *, max_json_depth: int, strict_fields: bool, max_model_len: int, counters: Counters
+        self,
+        *,
+        max_json_depth: int,
+        strict_fields: bool,
+        max_model_len: int,
+        counters: Counters,
+        vocab_size: int = 1 << 32,
     ) -> None:
+        """Token ids are below `vocab_size`."""
+        assert 0 < vocab_size <= 1 << 32, "token ids are u32"
+        self._vocab_size = vocab_size
         self._max_json_depth = max_json_depth
         self._strict_fields = strict_fields
         self._max_model_len = max_model_len
@@ -134,8 +148,15 @@ class Intake:
         request.max_tokens = fields.get("max_completion_tokens") or fields.get("max_tokens")
         if request.max_tokens is not None and request.max_tokens > self._max_model_len:
             raise _bad("max_tokens", f"must be at most {self._max_model_len}")
+        request.adds_special_tokens = fields.get("add_special_tokens")
         value = fields[prompt_name]
-        request.prompt = _chat_prompt(value, fields) if is_chat else self._text_prompt(value)
+        if is_chat:
+            request.prompt, rest_tokens = _chat_prompt(value, fields), 0
+        else:
+            request.prompt, rest_tokens = self._text_prompt(value)
+        count = len(value) if rest_tokens else 1
+        copies = max(fields.get("n") or 1, fields.get("best_of") or 1) - 1
+        request.further_tokens = rest_tokens + count * copies * COPY_TOKENS
 
     def _drop(
         self, request: InferenceRequest, fields: dict[str, Any], unknown: list[str]
@@ -163,12 +184,14 @@ class Intake:
             request.body = without(request.body, dropped)
         return dropped
 
-    def _text_prompt(self, value: Any) -> Prompt:  # any decoded JSON value
-        """A text, token ids, or the first of a batch of either."""
+    def _text_prompt(self, value: Any) -> tuple[Prompt, int]:  # any decoded JSON value
+        """A text, token ids, or the first of a batch of either; and about how many tokens the rest
+        of the batch has.
+        """
         if type(value) is str:
             if not value:
                 raise _bad("prompt", "is empty")
-            return value
+            return value, 0
         if not is_list(value):
             raise _bad("prompt", "must be a string, token ids, or a list of either")
         items = value
@@ -177,7 +200,7 @@ class Intake:
         first = items[0]
         is_text = type(first) is str
         if not is_text and not is_list(first):
-            return self._token_ids(items, "prompt")
+            return self._token_ids(items, "prompt"), 0
         if len(items) > MAX_BATCH:
             raise _bad("prompt", f"has {len(items)} prompts; the limit is {MAX_BATCH}")
         for index, item in enumerate(items):
@@ -186,9 +209,9 @@ class Intake:
             if not item:
                 raise _bad("prompt", f"has an empty prompt at index {index}")
         if type(first) is str:
-            return first
+            return first, sum(_estimated_tokens(item) for item in items[1:])
         batch = [self._token_ids(item, f"prompt[{index}]") for index, item in enumerate(items)]
-        return batch[0]
+        return batch[0], sum(map(len, batch[1:]))
 
     def _token_ids(self, items: list[Any], name: str) -> array[int]:
         if len(items) > self._max_model_len:
@@ -196,13 +219,21 @@ class Intake:
             raise _bad("prompt", text, "context_length_exceeded")
         if set(map(type, items)) == {int}:
             try:
-                return array("I", items)
+                if max(items) < self._vocab_size:
+                    return array("I", items)
             except OverflowError:
                 pass  # the loop below names the item
         for index, item in enumerate(items):
             if type(item) is not int or not 0 <= item < 1 << 32:
                 raise _bad("prompt", f"{name}[{index}] is not a token id")
+            if item >= self._vocab_size:
+                text = f"{name}[{index}] is not in the vocabulary of {self._vocab_size} tokens"
+                raise _bad("prompt", text)
         raise AssertionError("an id in range did not fit")
+
+
+def _estimated_tokens(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass")) // _TOKEN_BYTES + 1
 
 
 def _chat_prompt(value: Any, fields: dict[str, Any]) -> ChatPrompt:  # any decoded JSON value
@@ -213,6 +244,8 @@ def _chat_prompt(value: Any, fields: dict[str, Any]) -> ChatPrompt:  # any decod
         raise _bad("messages", f"has {len(messages)} items; the limit is {MAX_MESSAGES}")
     for index, message in enumerate(messages):
         _check_message(message, index)
+    if fields.get("documents") is not None:
+        raise _bad("documents", "is not offered: put the documents into the messages")
     tools: list[dict[str, Any]] | None = fields.get("tools")
     for index, tool in enumerate(tools or ()):
         if type(tool.get("type")) is not str or type(tool.get("function")) is not dict:
