@@ -19,9 +19,8 @@ from trunkline.core.directory import Directory
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.errors import ConfigError
 from trunkline.gateway.backend import Heartbeat, Refused, WorkerJob, WorkerOrder, WorkerView
-from trunkline.gateway.counters import TTFT_BOUNDS_S, Counters
-from trunkline.gateway.counters import Histogram as LatencyHistogram
-from trunkline.gateway.metrics import HistogramView, Sample, WorkerRow
+from trunkline.gateway.counters import Counters
+from trunkline.gateway.metrics import Sample, WorkerRow
 from trunkline.gateway.picker import FleetPicker
 
 _BREAKER: dict[int, Literal["closed", "open", "half-open"]] = {
@@ -159,9 +158,29 @@ class Operations:
             yield Sample("refusals_total", count, (reason,))
         yield Sample("requests_active", counters.active_requests)
         yield Sample("connections_active", counters.open_clients)
+        for name, count in counters.dropped_fields.items():
+            yield Sample("dropped_fields_total", count, (name,))
+        yield Sample("upstream_connections_active", counters.open_upstreams)
+        yield Sample("late_picks_active", counters.late_picks)
+        yield Sample("upstream_connects_total", counters.connects)
+        yield Sample("attempts_total", counters.attempts)
         yield Sample("retries_total", counters.retries)
-        yield Sample("ttft_seconds", _view(counters.ttft))
-        yield Sample("request_duration_seconds", _view(counters.duration), ("all",))
+        yield Sample("retries_denied_total", counters.retries_denied)
+        yield Sample("stale_retries_total", counters.stale_retries)
+        yield Sample("worker_failures_total", counters.worker_failures)
+        yield Sample("broken_streams_total", counters.broken_streams)
+        yield Sample("write_stalls_total", counters.write_stalls)
+        yield Sample("bugs_total", counters.bugs)
+        yield Sample("request_bytes_total", counters.request_bytes)
+        yield Sample("answer_bytes_total", counters.answer_bytes)
+        yield Sample("retries_denied_total", counters.retries_denied)
+        yield Sample("broken_streams_total", counters.broken_streams)
+        for name, count in counters.dropped_fields.items():
+            yield Sample("dropped_fields_total", count, (name,))
+        yield Sample("bugs_total", counters.bugs)
+        yield Sample("late_picks", counters.late_picks)
+        yield Sample("ttft_seconds", counters.ttft.view())
+        yield Sample("request_duration_seconds", counters.duration.view(), ("all",))
 
     def _reuse(self) -> Iterable[Sample]:
         accounts = self._picker.accounts
@@ -233,7 +252,3 @@ def _state(view: MemberView) -> Literal["joining", "ready", "unhealthy", "draini
     if view.is_draining:
         return "draining"
     return "ready" if view.is_healthy else "unhealthy"
-
-
-def _view(histogram: LatencyHistogram) -> HistogramView:
-    return HistogramView(TTFT_BOUNDS_S, tuple(histogram.buckets), histogram.sum_s)

@@ -458,6 +458,33 @@ async def test_a_worker_that_serves_another_model_than_it_was_added_for_is_left_
 
 
 @bench_test
+async def test_adapters_that_a_worker_loads_later_are_known_and_unloaded_ones_no_longer(
+    bench: Bench,
+) -> None:
+    assert bench.membership.knows_model("anything"), "nothing is known yet"
+    answers = await bench.joined()
+    assert bench.membership.knows_model("m")
+    assert not bench.membership.knows_model("adapter")
+    answers.pages["/v1/models"] = b'{"data":[{"id":"m"},{"id":"adapter"}]}'
+    await until(lambda: bench.membership.knows_model("adapter"))
+    answers.pages["/v1/models"] = b'{"data":[{"id":"m"}]}'
+    await until(lambda: not bench.membership.knows_model("adapter"))
+    assert bench.log.count("worker.joined") == 1
+
+
+@bench_test
+async def test_a_worker_that_changes_its_model_as_it_runs_leaves_the_fleet(bench: Bench) -> None:
+    answers = await bench.joined()
+    answers.pages["/v1/models"] = b"nonsense"
+    seen = answers.asked.count("/v1/models")
+    await until(lambda: answers.asked.count("/v1/models") > seen + 1)
+    assert bench.membership.knows_model("m")
+    assert bench.fleet.get(W0)
+    answers.pages["/v1/models"] = b'{"data":[{"id":"n"}]}'
+    await until(lambda: not bench.fleet.states())
+
+
+@bench_test
 async def test_the_context_of_the_fleet_is_that_of_its_smallest_worker(bench: Bench) -> None:
     assert bench.membership.max_model_len(1_000) == 1_000
     for port, tokens in [(1, b"4096"), (2, b"512"), (3, b"-7")]:

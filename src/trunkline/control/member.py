@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from trunkline.config import BreakerConfig
 from trunkline.control.discovery import Facts, ask
-from trunkline.control.engine import LoadReport
+from trunkline.control.engine import LoadReport, parse_models
 from trunkline.control.load import LoadReader
 from trunkline.control.parts import MemberParts, directory_bounds
 from trunkline.control.silence import Silence
@@ -82,6 +82,11 @@ class Member:
     def max_model_len(self) -> int | None:
         """What it announced; None where it does not say, or has not joined."""
         return self._facts.max_model_len if self._facts and self.workers else None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names it answers to; none while it is not in the fleet."""
+        return self._facts.models if self._facts and self.workers else ()
 
     async def live(self) -> None:
         """Discover, join and follow, until cancelled. Whatever a worker answers, it troubles nobody
@@ -334,6 +339,7 @@ class Member:
                 is_enough = self._good_probes >= settings.health_success_threshold
                 if is_enough and not self._is_healthy():
                     self._again.set()
+                await self._refresh_models()
             else:
                 self._good_probes = 0
                 self._failed_probes += 1
@@ -351,6 +357,19 @@ class Member:
         if status != 200:
             self._trouble = f"{self.spec.name}{path} answered {status}"
         return status == 200
+
+    async def _refresh_models(self) -> None:
+        """Adapters come and go while an engine runs; its model does not."""
+        assert self._facts is not None, "followed before it was asked"
+        try:
+            status, body = await self._get("/v1/models")
+        except (WorkerLost, WorkerTimeout):
+            return  # the next health probe says so
+        models = tuple(model.model_id for model in parse_models(body)) if status == 200 else ()
+        if models and models != self._facts.models:
+            self._facts = replace(self._facts, models=models)
+            if self._parts.model.refusal(models, self.spec.model_id) is not None:
+                self._again.set()
 
     def _is_healthy(self) -> bool:
         states = [self._parts.fleet.get(worker) for worker in self.workers]

@@ -120,6 +120,13 @@ class Membership:
         name = self._parts.model.name
         return [name] if name else []
 
+    def knows_model(self, name: str) -> bool:
+        """Whether a worker answers to this name; True for any while none has joined."""
+        if name == self._parts.model.name:
+            return True
+        listed = [member.models for member in self._members.values()]
+        return any(name in models for models in listed) or not any(listed)
+
     def max_model_len(self, configured: int) -> int:
         """What every worker that says so can take, and no more than is configured."""
         told = [member.max_model_len for member in self._members.values()]
