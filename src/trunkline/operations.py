@@ -173,12 +173,6 @@ class Operations:
         yield Sample("bugs_total", counters.bugs)
         yield Sample("request_bytes_total", counters.request_bytes)
         yield Sample("answer_bytes_total", counters.answer_bytes)
-        yield Sample("retries_denied_total", counters.retries_denied)
-        yield Sample("broken_streams_total", counters.broken_streams)
-        for name, count in counters.dropped_fields.items():
-            yield Sample("dropped_fields_total", count, (name,))
-        yield Sample("bugs_total", counters.bugs)
-        yield Sample("late_picks", counters.late_picks)
         yield Sample("ttft_seconds", counters.ttft.view())
         yield Sample("request_duration_seconds", counters.duration.view(), ("all",))
 

@@ -267,7 +267,7 @@ def test_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset: boo
             await gateway.settled()
             assert gateway.picker.ends == [(w.name, GONE, None)]
             assert gateway.log[0].status == 499
-            assert gateway.front.counters.client_gone == 1
+            assert gateway.front.counters.requests == {("chat", "client_gone"): 1}
             assert gateway.front.counters.worker_failures == 0
 
     scenario()

@@ -1,4 +1,4 @@
-"""What the data plane counts, as plain integers; a collector elsewhere turns them into metrics.
+"""What the data plane counts, as plain integers; `operations.py` turns each of them into a metric.
 
 Owns numbers only; reading them costs the hot path nothing. Every key of every table is a constant
 of ours, so that no client can make it grow. Read `exchange.py` for who counts.
@@ -8,31 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TTFT_BOUNDS_S: tuple[float, ...] = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3_600.0,
-)  # fmt: skip
-"""Upper bounds of the latency buckets, seconds; one more bucket takes the rest."""
-
-
-class Histogram:
-    """Counts by bucket, not cumulative, beside sum and count."""
-
-    __slots__ = ("buckets", "count", "sum_s")
-
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(TTFT_BOUNDS_S) + 1)
-        self.sum_s = 0.0
-        self.count = 0
-
-    def add(self, value_s: float) -> None:
-        index = 0
-        for bound_s in TTFT_BOUNDS_S:
-            if value_s <= bound_s:
-                break
-            index += 1
-        self.buckets[index] += 1
-        self.sum_s += value_s
-        self.count += 1
+from trunkline.gateway.metrics import Histogram
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,13 +40,10 @@ class Counters:
     """Errors that nobody foresaw: each ended one request with a 500, and is in the log."""
     late_picks: int = 0
     """Choices still being made for clients that have left: a gauge."""
-    client_gone: int = 0
     write_stalls: int = 0
-    """Clients dropped because they read nothing; also in `client_gone`."""
+    """Clients dropped because they read nothing; they count among `client_gone`, too."""
     request_bytes: int = 0
     answer_bytes: int = 0
-    cached_tokens_seen: int = 0
-    """Answers whose usage told `cached_tokens`."""
     ttft: Histogram = field(default_factory=Histogram)
     """From the end of the request to the first token of a good answer."""
     duration: Histogram = field(default_factory=Histogram)

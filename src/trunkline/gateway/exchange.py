@@ -307,7 +307,7 @@ class Exchange:
         if self._status >= 300 or self._pick is None:
             return
         self._ttft_ms = self._line.now_ms() - self._started_ms
-        self._line.counters.ttft.add(self._ttft_ms / 1_000.0)
+        self._line.counters.ttft.observe(self._ttft_ms / 1_000.0)
         try:
             self._line.picker.first_byte(self._pick)
         except Exception as error:  # noqa: BLE001 - a wrong book is no reason to cut an answer
@@ -350,7 +350,8 @@ class Exchange:
         if link is not None:
             link.release(is_reusable=self._is_link_reusable and relay.framing is not Framing.REST)
         is_good = self._status < 500
-        cached = self._cached_tokens(relay) if self._status < 300 else None
+        tells_reuse = self._status < 300 and self._request.route is not Route.OTHER
+        cached = relay.cached_tokens() if tells_reuse else None
         self._end_attempt(AttemptEnd.COMPLETE if is_good else AttemptEnd.WORKER_FAILED, cached)
         ending = Ending.CLOSE if relay.ends_by_closing else Ending.KEEP
         self._finish(self._status, "", ending)
@@ -376,7 +377,6 @@ class Exchange:
         if self._phase is Phase.DONE:
             return
         self._drop_link()
-        self._line.counters.client_gone += 1
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
         self._finish(499, "client_gone", Ending.CLOSE)
 
@@ -423,7 +423,7 @@ class Exchange:
         self._drop_pick()
         counters = self._line.counters
         counters.active_requests -= 1
-        counters.duration.add((self._line.now_ms() - self._started_ms) / 1_000.0)
+        counters.duration.observe((self._line.now_ms() - self._started_ms) / 1_000.0)
         answer_bytes = self._relay.bytes_out if self._relay is not None else 0
         counters.answer_bytes += answer_bytes
         self._client.exchange_over(
@@ -457,12 +457,6 @@ class Exchange:
         if self._held is not None:
             self._held[0].abort()
             self._held = None
-
-    def _cached_tokens(self, relay: Relay) -> int | None:
-        count = None if self._request.route is Route.OTHER else relay.cached_tokens()
-        if count is not None:
-            self._line.counters.cached_tokens_seen += 1
-        return count
 
     # -- the client's pace, and deadlines --------------------------------------------------------
 
