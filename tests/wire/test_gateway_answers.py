@@ -51,7 +51,7 @@ async def through(answer: bytes, request: bytes = post(), *, closes: bool = Fals
 
 
 @wire
-async def test_a_compressed_answer_keeps_its_bytes_and_its_label() -> None:
+async def test_c60_a_compressed_answer_keeps_its_bytes_and_its_label() -> None:
     """C60, C63."""
     packed = gzip.compress(b'{"choices":[]}')
     for status in ("200 OK", "400 Bad Request"):
@@ -61,7 +61,7 @@ async def test_a_compressed_answer_keeps_its_bytes_and_its_label() -> None:
 
 
 @wire
-async def test_a_compressed_stream_flushed_per_event_arrives_whole() -> None:
+async def test_c65_a_compressed_stream_flushed_per_event_arrives_whole() -> None:
     """C60, C65."""
     packer = zlib.compressobj(wbits=31)
     head = SSE_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n"
@@ -75,7 +75,7 @@ async def test_a_compressed_stream_flushed_per_event_arrives_whole() -> None:
 
 
 @wire
-async def test_an_empty_body_with_an_encoding_is_a_good_answer() -> None:
+async def test_c63_an_empty_body_with_an_encoding_is_a_good_answer() -> None:
     """C63."""
     no_content = b"HTTP/1.1 204 No Content\r\ncontent-encoding: gzip\r\n\r\n"
     assert (await through(no_content)).status == 204
@@ -84,7 +84,7 @@ async def test_an_empty_body_with_an_encoding_is_a_good_answer() -> None:
 
 
 @wire
-async def test_headers_arrive_once_and_those_of_the_connection_not_at_all() -> None:
+async def test_c61_headers_arrive_once_and_those_of_the_connection_not_at_all() -> None:
     """C61."""
     answer = (
         b"HTTP/1.1 200 OK\r\nServer: a\r\nserver: b\r\nDate: x\r\ndate: y\r\n"
@@ -105,7 +105,7 @@ async def test_headers_arrive_once_and_those_of_the_connection_not_at_all() -> N
 
 
 @wire
-async def test_the_worker_sees_its_own_host_and_nothing_that_is_not_for_it() -> None:
+async def test_c62_the_worker_sees_its_own_host_and_nothing_that_is_not_for_it() -> None:
     """C62, C99."""
     seen: list[tuple[str, dict[str, str], bytes]] = []
 
@@ -147,7 +147,7 @@ ODD_STREAMS = [
 
 
 @wire
-async def test_event_lines_of_every_spelling_pass_byte_for_byte() -> None:
+async def test_c64_event_lines_of_every_spelling_pass_byte_for_byte() -> None:
     """C64."""
     for stream in ODD_STREAMS:
         for size in (1, 7, len(stream)):
@@ -175,7 +175,7 @@ async def test_a_stream_cut_into_single_bytes_on_the_wire_arrives_the_same() -> 
 
 
 @wire
-async def test_pings_reach_the_client_at_once_and_are_no_first_token() -> None:
+async def test_c66_pings_reach_the_client_at_once_and_are_no_first_token() -> None:
     """C66, C82."""
     go_on = asyncio.Event()
 
@@ -260,7 +260,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("rest", DEATHS.values(), ids=DEATHS.keys())
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_a_stream_whose_worker_dies_ends_in_a_valid_error_event(
+def test_c67_a_stream_whose_worker_dies_ends_in_a_valid_error_event(
     rest: bytes, is_reset: bool
 ) -> None:
     """C67."""
@@ -392,7 +392,7 @@ async def test_a_slow_client_that_reads_on_gets_everything() -> None:
 
 
 @wire
-async def test_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
+async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
     """C76, C77."""
     upstream = UpstreamConfig(stream_idle_timeout_ms=200)
 
@@ -409,7 +409,7 @@ async def test_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
 
 
 @wire
-async def test_a_stream_longer_than_any_limit_survives_while_it_moves() -> None:
+async def test_c76_a_stream_longer_than_any_limit_survives_while_it_moves() -> None:
     """C76."""
     upstream = UpstreamConfig(stream_idle_timeout_ms=300, first_byte_timeout_ms=300)
 
@@ -428,6 +428,27 @@ async def test_a_stream_longer_than_any_limit_survives_while_it_moves() -> None:
 
 
 @wire
+async def test_c69_a_stream_of_five_thousand_chunks_arrives_whole() -> None:
+    words = [f"w{index}" for index in range(5_000)]
+
+    async def script(served: Served) -> None:
+        await served.request()
+        await served.send(SSE_HEAD)
+        for word in words:
+            await served.send(event(word))
+        await served.send(END)
+
+    async with worker(script) as w, running(FixedPicker(w)) as gateway:
+        reply = await gateway.ask(post(STREAM))
+        assert reply.is_whole
+        assert reply.events[-1] == "[DONE]"
+        got = [json.loads(one)["choices"][0]["delta"]["content"] for one in reply.events[:-1]]
+        assert got == words
+        await gateway.settled()
+        assert gateway.picker.ends == [(w.name, AttemptEnd.COMPLETE, None)]
+
+
+@wire
 async def test_reused_tokens_are_read_from_the_end_of_every_kind_of_answer() -> None:
     usage = b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":7}}}'
     stream = SSE_HEAD + event('"cached_tokens":1') + chunk(b"data: " + usage + b"\n\n") + END
@@ -440,7 +461,7 @@ async def test_reused_tokens_are_read_from_the_end_of_every_kind_of_answer() -> 
 
 
 @wire
-async def test_malformed_usage_does_no_harm() -> None:
+async def test_c78_malformed_usage_does_no_harm() -> None:
     """C78."""
     for usage in (b'"x"', b"null", b'{"cached_tokens":"x"}', b'{"cached_tokens":-1}', b"[]"):
         async with (

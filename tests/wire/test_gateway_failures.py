@@ -15,6 +15,7 @@ from scripted import (
     Client,
     FixedPicker,
     Running,
+    Script,
     ScriptedWorker,
     Served,
     answering,
@@ -68,7 +69,7 @@ BAD_STARTS = [refuses_503, resets, closes, closes_mid_head, babbles]
 
 
 @pytest.mark.parametrize("script", BAD_STARTS, ids=lambda s: s.__name__)
-def test_a_worker_that_fails_before_its_first_byte_is_replaced(script: object) -> None:
+def test_c68_a_worker_that_fails_before_its_first_byte_is_replaced(script: object) -> None:
     """C68: the client sees 200 only from the good one. C09: each worker is charged once."""
 
     @wire
@@ -88,6 +89,38 @@ def test_a_worker_that_fails_before_its_first_byte_is_replaced(script: object) -
             assert gateway.log[0].attempts == 2
 
     scenario()
+
+
+@wire
+async def test_c70_a_retried_attempt_sends_the_very_body_of_the_first() -> None:
+    """What the client wrote of stream, min_tokens and max_tokens reaches each worker unchanged."""
+    seen: list[bytes] = []
+
+    def noting(then: Script) -> Script:
+        async def script(served: Served) -> None:
+            request, read = served.request, []
+
+            async def note() -> tuple[str, dict[str, str], bytes]:
+                read.append(await request())
+                seen.append(read[-1][2])
+                return read[-1]
+
+            served.request = note
+            await then(served)
+
+        return script
+
+    for theirs in ({"stream": True, "min_tokens": 5}, {"stream": True, "max_tokens": 7}):
+        seen.clear()
+        async with (
+            worker(noting(refuses_503), "a") as a,
+            worker(noting(closes), "b") as b,
+            worker(noting(GOOD), "c") as c,
+            running(FixedPicker(a, b, c)) as gateway,
+        ):
+            assert (await gateway.ask(post({**CHAT, **theirs}))).status == 200
+        assert len(seen) == 3
+        assert set(seen) == {json.dumps({**CHAT, **theirs}).encode()}
 
 
 @wire
@@ -125,7 +158,7 @@ async def test_the_only_workers_own_503_passes_unchanged() -> None:
 
 
 @wire
-async def test_a_4xx_is_never_tried_again_and_never_blamed_on_the_worker() -> None:
+async def test_c84_a_4xx_is_never_tried_again_and_never_blamed_on_the_worker() -> None:
     """C84."""
     bad_request = answering(json_answer(b"{}", "400 Bad Request"))
     async with (
@@ -182,7 +215,7 @@ async def test_no_second_worker_is_asked_where_retries_are_off() -> None:
 
 
 @wire
-async def test_a_worker_that_accepts_and_never_answers_stalls_only_its_own() -> None:
+async def test_c75_a_worker_that_accepts_and_never_answers_stalls_only_its_own() -> None:
     """C75, C77, F4."""
     upstream = UpstreamConfig(first_byte_timeout_ms=400)
 
@@ -240,7 +273,7 @@ PHASES = ["before the first byte", "in the middle of a stream", "without streami
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset: bool) -> None:
+def test_c71_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset: bool) -> None:
     """C71."""
 
     @wire
@@ -274,7 +307,7 @@ def test_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset: boo
 
 
 @wire
-async def test_connections_the_worker_closes_when_idle_never_cost_a_request() -> None:
+async def test_c73_connections_the_worker_closes_when_idle_never_cost_a_request() -> None:
     """C73, with 5 s scaled to 50 ms: half of the pauses fall on the worker's own deadline."""
     idle_s = 0.05
 
@@ -302,7 +335,7 @@ async def test_connections_the_worker_closes_when_idle_never_cost_a_request() ->
 
 
 @wire
-async def test_a_connection_that_died_unseen_is_replaced_without_a_retry() -> None:
+async def test_c73_a_connection_that_died_unseen_is_replaced_without_a_retry() -> None:
     """C73: one safe second send to the same worker, when nothing was sent back."""
     count = [0]
 
@@ -374,7 +407,7 @@ class BreakingPicker(FixedPicker):
 
 
 @wire
-async def test_a_worker_that_recovers_serves_again() -> None:
+async def test_c86_a_worker_that_recovers_serves_again() -> None:
     """C86; C84 for the other half: 4xx keep every breaker closed."""
     is_down = [True]
 
@@ -427,7 +460,7 @@ class LatePicker(FixedPicker):
 
 
 @wire
-async def test_a_choice_that_takes_long_holds_up_nobody_else() -> None:
+async def test_c105_a_choice_that_takes_long_holds_up_nobody_else() -> None:
     """C105."""
     async with worker(answering(json_answer())) as w, running(LatePicker(w)) as gateway:
         stuck = [asyncio.create_task(gateway.ask(post())) for _ in range(8)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections import Counter
+from collections.abc import Awaitable
 
 import pytest
 from scripted import (
@@ -23,10 +25,14 @@ from scripted import (
     worker,
 )
 
-from trunkline.config import LimitsConfig
+from trunkline.adapters.clock import SystemClock
+from trunkline.config import Config, LimitsConfig
+from trunkline.core.records import WorkerId
 from trunkline.gateway.answers import Answer
 from trunkline.gateway.client import MESSAGES_PER_TURN
+from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.routes import Local
+from trunkline.wiring import build_core
 
 STREAM = {**CHAT, "stream": True}
 
@@ -148,6 +154,45 @@ async def test_an_answer_that_is_still_being_fetched_does_not_idle() -> None:
             got += len(piece)
             await asyncio.sleep(0.03)  # the slowness itself
         client.close()
+
+
+@wire
+async def test_c105_long_prompts_leave_the_loop_to_the_others() -> None:
+    """The real tokenizer and template, 8 prompts of some 100,000 tokens; /health all the while."""
+    prompts = build_core(Config(), SystemClock()).prompts
+
+    class Tokenising(FixedPicker):
+        def pick(
+            self, request: InferenceRequest, tried: frozenset[WorkerId]
+        ) -> Pick | Awaitable[Pick]:
+            assert prompts.tokens(request) is None
+            return self._later(request, tried)
+
+        async def _later(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
+            lengths.append(len(await prompts.tokens_later(request)))
+            choice = super().pick(request, tried)
+            assert isinstance(choice, Pick)
+            return choice
+
+    lengths: list[int] = []
+    dice = random.Random(7)
+    words = "".join(dice.choice("abcdefghij ") for _ in range(130_000))
+    long = {"model": "m", "messages": [{"role": "user", "content": words}]}
+    loop, waits_s = asyncio.get_running_loop(), list[float]()
+    async with (
+        worker(answering(json_answer())) as w,
+        running(Tokenising(w), max_model_len=1 << 20) as gateway,
+    ):
+        asked = [asyncio.create_task(gateway.ask(post(long))) for _ in range(8)]
+        while not all(task.done() for task in asked):
+            began_s = loop.time()
+            assert (await gateway.ask(get("/health"))).status == 200
+            waits_s.append(loop.time() - began_s)
+        assert {task.result().status for task in asked} == {200}
+    assert min(lengths) > 80_000
+    assert len(waits_s) > 20
+    assert sorted(waits_s)[int(len(waits_s) * 0.9)] < 0.05
+    prompts.close()
 
 
 @wire

@@ -117,7 +117,7 @@ TABLE: list[tuple[str, bytes, int, str, bool]] = [
 @pytest.mark.parametrize(
     ("raw", "status", "code", "must_close"), [c[1:] for c in TABLE], ids=[c[0] for c in TABLE]
 )
-def test_a_bad_message_is_refused_in_our_one_shape(
+def test_c78_a_bad_message_is_refused_in_our_one_shape(
     raw: bytes, status: int, code: str, must_close: bool
 ) -> None:
     """C78, reliability 7.1: refused, named, counted; the gateway goes on."""
@@ -188,7 +188,7 @@ def test_a_good_message_is_served_however_it_arrives(raw: bytes, size: int) -> N
 
 
 @wire
-async def test_bodies_of_every_size_get_the_same_answer() -> None:
+async def test_c74_bodies_of_every_size_get_the_same_answer() -> None:
     """C74."""
     seen: list[int] = []
 
@@ -209,7 +209,7 @@ async def test_bodies_of_every_size_get_the_same_answer() -> None:
 
 
 @wire
-async def test_too_large_a_body_is_refused_before_it_is_read() -> None:
+async def test_c74_too_large_a_body_is_refused_before_it_is_read() -> None:
     """C74."""
     async with running(FixedPicker()) as gateway:
         client = await gateway.client()
@@ -449,7 +449,7 @@ async def test_request_ids_are_kept_where_they_are_sound_and_replaced_where_not(
 
 
 @wire
-async def test_secrets_and_prompts_reach_no_log_and_no_counter() -> None:
+async def test_c98_secrets_and_prompts_reach_no_log_and_no_counter() -> None:
     """C98."""
     records: list[str] = []
 
@@ -523,7 +523,7 @@ async def test_thousands_of_short_requests_leave_nothing_behind() -> None:
 
 
 @wire
-async def test_two_thousand_streams_at_once_all_come_to_their_end() -> None:
+async def test_c106_two_thousand_streams_at_once_all_come_to_their_end() -> None:
     """C106."""
     streams, events = 2_000, 5
     all_there = asyncio.Event()
@@ -560,7 +560,7 @@ TEXTS = ["\U0001f600" * 50, "\u4e2d\u6587" * 50, "e\u0301" * 50, "\U0001f468\u20
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_text_of_every_script_passes_whole_however_it_is_spelled(text: str) -> None:
+def test_c107_text_of_every_script_passes_whole_however_it_is_spelled(text: str) -> None:
     """C107."""
 
     @wire
