@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from trunkline.core.directory import Directory
     from trunkline.core.feed import WorkerFeed
     from trunkline.core.fleet import Fleet
+    from trunkline.core.profiles import Profile
     from trunkline.core.records import WorkerId
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from trunkline.gateway.tokenise import PromptTokens
     from trunkline.ports.worker import EventSource
 
-Read = TypeVar("Read")
 DRAIN_MS = 10_000.0
 _OWN_MODEL = Path(__file__).resolve().parent / "worker" / "model"
 
@@ -156,7 +156,6 @@ def build_core(config: Config, clock: SystemClock) -> Core:
         ScopeKind,
         derive_namespace,
     )
-    from trunkline.core.profiles import profile_named
     from trunkline.core.routing import Router
     from trunkline.gateway.picker import FleetPicker, NamespaceSource
     from trunkline.gateway.tokenise import PromptTokens
@@ -185,7 +184,7 @@ def build_core(config: Config, clock: SystemClock) -> Core:
 
     fleet = Fleet(virtual_nodes=routing.virtual_nodes, now=clock.now())
     cost = CostModel(
-        _checked(profile_named, routing.profile),
+        _profile(routing.profile),
         churn_weight=routing.churn_weight,
         time_scale=routing.time_scale,
     )
@@ -281,16 +280,9 @@ def _front_parts(
         observe.log.debug("request.finished", **asdict(record))
 
     def models() -> bytes:
-        rows = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "trunkline",
-                "max_model_len": membership.max_model_len(config.model.max_model_len),
-            }
-            for name in membership.served_models()
-        ]
+        row = {"object": "model", "created": 0, "owned_by": "trunkline"}
+        row |= {"max_model_len": membership.max_model_len(config.model.max_model_len)}
+        rows = [{"id": name, **row} for name in membership.served_models()]
         return msgspec.json.encode({"object": "list", "data": rows})
 
     def readiness() -> Readiness:
@@ -308,6 +300,8 @@ def _front_parts(
         upstream=config.upstream,
         retry=config.retry,
         max_model_len=config.model.max_model_len,
+        vocab_size=core.prompts.vocab_size,
+        knows_model=membership.knows_model,
         version=cli.version(),
         authenticate=api_key_check(config.listen.api_key) if config.listen.api_key else None,
         # A line costs some 12 us of the hot path: only for those who asked for all there is.
@@ -369,9 +363,11 @@ def _named_sources(url: str, host: str) -> tuple[EventSource, ...]:
     return (replace(source, is_bound_by_us=False, replay_endpoint=replay),)
 
 
-def _checked(read: Callable[[str], Read], text: str) -> Read:
+def _profile(name: str) -> Profile:
+    from trunkline.core.profiles import profile_named
+
     try:
-        return read(text)
+        return profile_named(name)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -130,6 +130,9 @@ def test_a_worker_of_another_model_is_shown_and_gets_nothing(
     assert gateway.worker(stranger)["state"] == "joining"
     listed = gateway.client.get("/v1/models").json()["data"]
     assert [row["id"] for row in listed] == ["trunkline-sim"]
+    refused = gateway.chat("hello", model="another")
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert gateway.chat("hello", model="trunkline-sim").status == 200
     gateway.admin(f"/workers/{stranger.name}", "DELETE")
 
 
