@@ -12,6 +12,8 @@ import pytest
 
 from trunkline.adapters.template import JinjaTemplate, load_template
 from trunkline.adapters.tokenizer import load_tokenizer
+from trunkline.core.identity import ModelIdentity, Scope, ScopeKind, derive_namespace
+from trunkline.core.keys import chain
 from trunkline.core.records import WallTime
 from trunkline.errors import ConfigError
 from trunkline.ports.template import ChatTemplate
@@ -39,7 +41,7 @@ def _own(text: str, **special: str) -> JinjaTemplate:
     return JinjaTemplate(text, special)
 
 
-def test_a_conversation_of_all_roles_renders_to_the_golden_text() -> None:
+def test_c46_a_conversation_of_all_roles_renders_to_the_golden_text() -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
@@ -63,7 +65,7 @@ def test_a_conversation_of_all_roles_renders_to_the_golden_text() -> None:
     )
 
 
-def test_a_rendered_prompt_has_exactly_one_bos() -> None:
+def test_c47_a_rendered_prompt_has_exactly_one_bos() -> None:
     text = _render(SHIPPED, [USER])
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     bos = TOKENIZER.encode("", add_special_tokens=True)
@@ -80,11 +82,29 @@ def test_a_completion_of_the_same_text_gets_the_same_ids() -> None:
     )
 
 
-def test_changing_one_tool_description_changes_the_text() -> None:
+def test_c48_changing_one_tool_description_changes_the_text() -> None:
     other = copy.deepcopy(TOOL)
     other["function"]["description"] = "Other"
     texts = {_render(SHIPPED, [USER], tools) for tools in (None, [TOOL], [other])}
     assert len(texts) == 3
+
+
+def test_c48_other_tools_make_another_key_from_the_block_where_they_differ() -> None:
+    other = copy.deepcopy(TOOL)
+    other["function"]["description"] = TOOL["function"]["description"] + " and more"
+    scope = Scope(kind=ScopeKind.TENANT, org="o", tenant="t")
+    namespace = derive_namespace(bytes(32), scope, ModelIdentity(model_id="m", block_tokens=4))
+    system = {"role": "system", "content": "Be brief. " * 8}
+    prompts = [
+        TOKENIZER.encode(_render(SHIPPED, [system, USER], [tool]), add_special_tokens=False)
+        for tool in (TOOL, other)
+    ]
+    differ_at = next(n for n, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b) // 4
+    one, two = (chain(namespace, ids).packed for ids in prompts)
+    assert 0 < differ_at < len(one) // 32 - 1
+    assert one[: 32 * differ_at] == two[: 32 * differ_at]
+    for block in range(differ_at, min(len(one), len(two)) // 32):
+        assert one[32 * block : 32 * (block + 1)] != two[32 * block : 32 * (block + 1)]
 
 
 def test_an_empty_list_of_tools_reaches_the_template_as_such() -> None:
@@ -127,14 +147,14 @@ def test_an_image_part_is_refused_with_the_words_of_the_template() -> None:
         _render(SHIPPED, [image])
 
 
-def test_blocks_are_trimmed_as_the_engines_trim_them() -> None:
+def test_c46_blocks_are_trimmed_as_the_engines_trim_them() -> None:
     template = _own(
         "{% for m in messages %}\n    {% if m.role %}\n{{ m.role }}\n{% endif %}\n{% endfor %}\n"
     )
     assert _render(template, [USER, USER]) == "user\nuser\n"
 
 
-def test_json_is_printed_plain_in_the_order_given() -> None:
+def test_c46_json_is_printed_plain_in_the_order_given() -> None:
     template = _own("{{ tools | tojson }}|{{ tools | tojson(indent=1) }}")
     text = _render(template, [USER], [TOOL])
     assert text == json.dumps([TOOL], ensure_ascii=False) + "|" + json.dumps(

@@ -70,7 +70,7 @@ def _assert_equal_to_reference(text: str, adds: bool) -> None:
 
 @pytest.mark.parametrize("text", SAMPLES)
 @pytest.mark.parametrize("adds", [False, True])
-def test_samples_get_the_ids_of_the_reference(text: str, adds: bool) -> None:
+def test_c46_samples_get_the_ids_of_the_reference(text: str, adds: bool) -> None:
     _assert_equal_to_reference(text, adds)
 
 
@@ -87,6 +87,14 @@ def test_plain_text_survives_encoding_and_decoding(text: str) -> None:
 def test_special_tokens_are_left_out_of_decoded_text() -> None:
     ids = SHIPPED.encode("<|im_start|>hi<|im_end|>", add_special_tokens=True)
     assert SHIPPED.decode(ids) == "hi"
+
+
+@pytest.mark.parametrize("text", ["", "hi", "<|im_start|>hi"])
+def test_c47_special_tokens_add_exactly_one_bos_and_only_where_asked_for(text: str) -> None:
+    (bos,) = SHIPPED.encode("", add_special_tokens=True)
+    assert SHIPPED.encode(text, add_special_tokens=True).count(bos) == 1
+    assert SHIPPED.encode(text, add_special_tokens=True)[0] == bos
+    assert SHIPPED.encode(text, add_special_tokens=False).count(bos) == 0
 
 
 def test_a_lone_surrogate_is_a_value_error() -> None:

@@ -19,7 +19,14 @@ import zmq
 import zmq.asyncio
 
 from trunkline.adapters.clock import SystemClock
-from trunkline.adapters.zmq_events import event_context, run_feed
+from trunkline.adapters.vllm_events import MAX_PAYLOAD_BYTES
+from trunkline.adapters.zmq_events import (
+    MAX_MESSAGE_BYTES,
+    MAX_REPLAY_HWM,
+    RECEIVE_HWM,
+    event_context,
+    run_feed,
+)
 from trunkline.core.actions import Action, FeedFailed, FeedUntrusted, WorkerRestarted
 from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksRemoved, BlocksStored, CacheEvent
@@ -326,6 +333,51 @@ def test_a_payload_that_is_no_batch_costs_that_batch_only() -> None:
             await bench.until(lambda: bench.held() == 1)
             await bench.until(lambda: bench.feed.state is FeedState.LIVE)
             assert bench.feed.stats.relearned == 1
+        await publisher.close()
+
+    run(main)
+
+
+def test_a_message_over_the_payload_s_limit_is_a_gap_and_one_far_over_ends_the_connection() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher(ring=2)
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            undecodable = bench.feed.stats.undecodable
+            await publisher.publish(bytes(MAX_PAYLOAD_BYTES + 1))
+            await publisher.publish(payload(block(7)))
+            await bench.until(lambda: bench.held() == 1)
+            assert bench.feed.stats.undecodable > undecodable
+            await bench.until(lambda: bench.feed.state is FeedState.LIVE)
+            undecodable = bench.feed.stats.undecodable
+            replays = bench.feed.stats.replays
+            await publisher.send(b"", bytes(8), bytes(MAX_MESSAGE_BYTES + 1))
+            await bench.until(lambda: bench.feed.stats.replays > replays)  # the new connection's
+            await bench.subscribed(publisher)
+            assert bench.feed.stats.undecodable == undecodable, "it never came in"
+        await publisher.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(50, 66), (1 << 24, MAX_REPLAY_HWM + 16)])
+def test_what_waits_in_sockets_is_bounded_whatever_a_worker_announces(
+    asked: int, given: int
+) -> None:
+    async def main(bench: Bench) -> None:
+        made: list[Any] = []
+        bench.context = _Recording()
+        object.__setattr__(bench.context, "made", made)
+        publisher = WirePublisher(is_mute=True)
+        async with bench.following(publisher.source(buffer_steps=asked)):
+            await bench.until(lambda: bool(publisher.asked))
+            bounds = {int(one.type): one.getsockopt(zmq.RCVHWM) for one in made}
+            assert (bounds[zmq.SUB], bounds[zmq.DEALER]) == (RECEIVE_HWM, given)
+            assert all(
+                one.getsockopt(zmq.MAXMSGSIZE) == MAX_MESSAGE_BYTES
+                for one in made
+                if one.type in (zmq.SUB, zmq.DEALER)
+            )
         await publisher.close()
 
     run(main)

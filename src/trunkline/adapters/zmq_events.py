@@ -12,6 +12,7 @@ Read `core/feed.py` next, `event_sources.py` for endpoints.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ MAX_REPLAY_HWM = 16_384
 SOCKETS_A_WORKER = 4
 MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 """Larger ones end the connection; one that is over the payload's cap only is a gap, no more."""
+RECONNECT_SECS = 1.0
 _END_OF_REPLAY = b"\xff" * 8
 
 _Socket = zmq.Socket[bytes]
@@ -106,6 +108,7 @@ class _Subscription:
         self._replay: _Socket | None = None
         self._replay_id = 0
         self._watched: list[int] = []
+        self._reconnect: asyncio.TimerHandle | None = None
 
     # -- sockets -----------------------------------------------------------------------------------
 
@@ -113,7 +116,9 @@ class _Subscription:
         """Subscribe first and ask for the past second, so that nothing falls in between."""
         self._events = events = self._socket(zmq.SUB, RECEIVE_HWM)
         events.setsockopt(zmq.SUBSCRIBE, self._topic)
-        self._monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._monitor = events.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        )
         self._watch(events)
         self._watch(self._monitor)
         if self._source.is_bound_by_us:
@@ -126,6 +131,9 @@ class _Subscription:
         for descriptor in self._watched:
             self._loop.remove_reader(descriptor)
         self._watched.clear()
+        if self._reconnect is not None:
+            self._reconnect.cancel()
+            self._reconnect = None
         if self._events is not None:
             if self._monitor is not None:
                 self._events.disable_monitor()
@@ -207,8 +215,27 @@ class _Subscription:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frames = self._monitor.recv_multipart(zmq.NOBLOCK)
             event: Any = parse_monitor_message(frames)  # the library's own loosely typed record
+            is_lost = event["event"] == zmq.EVENT_DISCONNECTED
+            self._await_connection(is_lost and not self._source.is_bound_by_us)
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._carry_out(self._feed.reconnected(self._clock.now()))
+
+    def _await_connection(self, is_lost: bool) -> None:
+        """ZeroMQ tries again after a loss, but not where the other side broke the protocol (a
+        message over the limit): when it does nothing, connect anew.
+        """
+        if self._reconnect is not None:
+            self._reconnect.cancel()
+            self._reconnect = None
+        if is_lost:
+            self._reconnect = self._loop.call_later(RECONNECT_SECS, self._connect_anew)
+
+    def _connect_anew(self) -> None:
+        assert self._events is not None, "closing cancels this"
+        self._reconnect = None
+        with contextlib.suppress(zmq.ZMQError):  # it is not known any more where ZeroMQ gave up
+            self._events.disconnect(self._source.endpoint)
+        self._events.connect(self._source.endpoint)
 
     def _take_live(self, frames: list[bytes]) -> None:
         # A connection is announced before its first message: look before believing the message.
