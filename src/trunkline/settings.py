@@ -15,7 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from trunkline.config import Config, ListenConfig, is_loopback, worker_name, worker_url_problem
+from trunkline.config import (
+    Config,
+    ListenConfig,
+    is_loopback,
+    is_printable_ascii,
+    worker_name,
+    worker_url_problem,
+)
 from trunkline.errors import ConfigError
 from trunkline.leaf import (
     PREFIX,
@@ -258,12 +265,17 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
         and f"is above max_head_bytes = {limits.max_head_bytes}",
         "retry_initial_backoff_ms": retry.retry_initial_backoff_ms > retry.retry_max_backoff_ms
         and f"is above retry_max_backoff_ms = {retry.retry_max_backoff_ms}",
-        "health_check_endpoint": not config.health.health_check_endpoint.startswith("/")
-        and "does not begin with /",
+        "health_check_endpoint": _path_problem(config.health.health_check_endpoint),
     }
     for name, problem in problems.items():
         if problem:
             raise ConfigError(f"{leaves_by_name()[name].key} ({origins[name]}) {problem}")
+
+
+def _path_problem(path: str) -> str | None:
+    if not path.startswith("/"):
+        return "does not begin with /"
+    return None if is_printable_ascii(path) else "holds a space or a character beyond ASCII"
 
 
 def _urls_problem(urls: tuple[str, ...]) -> str | None:

@@ -679,6 +679,20 @@ async def test_c24_another_block_size_at_the_same_url_is_taken_over_and_logged(
 
 
 @bench_test
+async def test_a_worker_that_became_another_and_does_not_say_what_is_out_until_it_does(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined()
+    old, models = bench.state(), answers.pages.pop("/v1/models")
+    answers.pages["/metrics"] = metrics(block_tokens=64)
+    await until(lambda: not old.is_healthy)
+    assert bench.fleet.usable(bench.clock.boot())[0] == []
+    answers.pages["/v1/models"] = models
+    await until(lambda: bench.fleet.block_sizes() == [64])
+    assert bench.state().is_healthy
+
+
+@bench_test
 async def test_a_draining_worker_stays_so_through_a_new_life(bench: Bench) -> None:
     answers = await bench.joined()
     assert bench.membership.drain("w0:1")

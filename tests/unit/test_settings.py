@@ -165,6 +165,8 @@ def test_another_name_of_a_flag_means_the_same() -> None:
         (["--host", ""], ["listen.host", "no address"]),
         (["--worker-urls", "10.0.0.1:8000"], ["worker_urls", "does not begin with http"]),
         (["--worker-urls", "http://a:1", "http://a:1"], ["worker_urls", "a:1 twice"]),
+        (["--health-check-endpoint", "/é"], ["health_check_endpoint", "beyond ASCII"]),
+        (["--health-check-endpoint", "x"], ["health_check_endpoint", "does not begin with /"]),
         (["--worker-urls", "http://A", "http://a:80/"], ["worker_urls", "a:80 twice"]),
         (["--worker-urls", "http://a/w", "http://a/w#events=tcp://*:1"], ["a:80/w twice"]),
         (["--admin-host", "0.0.0.0"], ["listen.admin_host", "--admin-api-key"]),

@@ -17,11 +17,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from trunkline.config import BreakerConfig
 from trunkline.control.discovery import Facts, ask
 from trunkline.control.engine import LoadReport, parse_models
 from trunkline.control.load import LoadReader
-from trunkline.control.parts import MemberParts, directory_bounds
+from trunkline.control.parts import MemberParts, directory_bounds, new_breaker
 from trunkline.control.silence import Silence
 from trunkline.control.views import Heartbeat, MemberView, Mode, RankView, WorkerSpec, shown_url
 from trunkline.core.actions import (
@@ -76,7 +75,7 @@ class Member:
         self._failed_probes = 0
         self._good_probes = 0
         self._load = LoadReader(spec.name, self._get, parts.log)
-        self._breaker = _breaker(parts.breaker)
+        self._breaker = new_breaker(parts.breaker)
 
     @property
     def max_model_len(self) -> int | None:
@@ -187,6 +186,8 @@ class Member:
             except (WorkerLost, WorkerTimeout) as error:
                 self._trouble = str(error)
                 parts.log.warning("worker.unreachable", worker=name, why=str(error))
+                if self.workers and self._is_healthy():
+                    self._set_unhealthy()  # it was to be asked anew, and nobody else looks after it
             else:
                 refusal = parts.model.refusal(facts.models, self.spec.model_id)
                 if refusal is None:
@@ -213,7 +214,7 @@ class Member:
         queues = {w: state.queue for w in self.workers if (state := parts.fleet.get(w))}
         self.leave()
         # What its last life did wrong says nothing about this one.
-        self._breaker = _breaker(parts.breaker)
+        self._breaker = new_breaker(parts.breaker)
         self._facts, self._was_refused, self._trouble = facts, False, ""
         self._again.clear()
         self.model_id = parts.model.settle(facts.models, self.spec.model_id)
@@ -489,11 +490,3 @@ class Member:
             feed_state=feed.state.value if feed else "none",
             feed_stats=asdict(feed.stats) if feed else {},
         )
-
-
-def _breaker(settings: BreakerConfig) -> Breaker:
-    return Breaker(
-        failure_threshold=settings.cb_failure_threshold,
-        success_threshold=settings.cb_success_threshold,
-        pause_ms=settings.cb_timeout_duration_secs * 1_000.0,
-    )
