@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import tracemalloc
 from array import array
@@ -12,7 +13,7 @@ import pytest
 
 from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksRemoved, BlocksStored, EventBatch
-from trunkline.core.feed import MAX_BUFFERED_BYTES, WorkerFeed
+from trunkline.core.feed import DRAIN_BYTES, MAX_BUFFERED_BYTES, WorkerFeed
 from trunkline.core.keys import as_tokens
 from trunkline.core.orphans import (
     MAX_PARKED_BLOCKS,
@@ -203,3 +204,22 @@ def test_batches_of_removals_count_for_the_bound_of_the_buffer_too() -> None:
     feed.live(replace(one, seq=room, fingerprint=room), T0)
     assert (feed.buffered_count, feed.stats.overflows) == (0, 1)
     assert not directory.is_trusted(WORKER)
+
+
+def test_a_backlog_of_large_batches_is_worked_off_in_steps_of_bounded_size() -> None:
+    directory = Directory(max_blocks=1_000)
+    directory.join(WORKER, block_tokens=2)
+    feed = WorkerFeed(WORKER, directory)
+    feed.joined(T0)
+    one = removals(0, 2_000)
+    for seq in range(60):
+        feed.live(replace(one, seq=seq, fingerprint=seq), T0)
+    assert feed.replay_id is not None
+    feed.replay_ended(feed.replay_id, T0)
+    most = DRAIN_BYTES // one.size_bytes() + 1
+    counts = [60, feed.buffered_count]
+    while feed.has_backlog:
+        feed.tick(T0)
+        counts.append(feed.buffered_count)
+    assert all(0 < before - after <= most for before, after in itertools.pairwise(counts))
+    assert feed.stats.removed_unknown == 60 * 2_000

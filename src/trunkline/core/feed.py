@@ -38,7 +38,8 @@ MAX_REPAIRS = 3
 MAX_BUFFERED_BYTES = 64 << 20
 """The buffer of live batches is bounded in memory as well as in number."""
 DRAIN_BATCHES = 256
-"""Buffered batches applied in one call, so that no call holds the loop for long."""
+DRAIN_BYTES = 2 << 20
+"""Buffered batches applied in one call, so that no call holds the loop for long; at least one."""
 
 
 class WorkerFeed:
@@ -263,6 +264,7 @@ class WorkerFeed:
 
     def _drain(self, now: Instant) -> None:
         """Apply buffered batches as far as they follow, a bounded number of them."""
+        stop_bytes = self._sequence.buffered_bytes - DRAIN_BYTES
         for _ in range(DRAIN_BATCHES):
             held = self._sequence.first_held()
             if held is None:
@@ -279,7 +281,8 @@ class WorkerFeed:
             elif batch is not None and self._sequence.follows(seq):
                 self._sequence.release(seq)
                 self._apply(batch, now)
-                if self._residency.strike_count >= MAX_STRIKES:
+                is_enough = 0 < self._sequence.buffered_bytes <= stop_bytes
+                if is_enough or self._residency.strike_count >= MAX_STRIKES:
                     return
             else:
                 self._repair_again(now)

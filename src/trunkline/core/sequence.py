@@ -131,5 +131,6 @@ class Sequence:
         return None
 
     def release(self, seq: int) -> None:
+        """Take a batch out of the buffer."""
         _, _, size_bytes = self._held.pop(seq)
         self.buffered_bytes -= size_bytes
