@@ -64,6 +64,7 @@ struct Load {
     std::string body = "{\"model\":\"m\",\"stream\":";
     body += sse ? "true" : "false";
     body += ",\"messages\":[{\"role\":\"user\",\"content\":\"" + text + "\"}]}";
+    if (is_raw) body[0] = 'x';  // an object would be read, whatever its label says
     bodies.push_back(body);
     std::string payload(kEventBytes - 8, 'y');
     std::string answer = "{\"ok\":\"" + std::string(180, 'z') + "\"}";

@@ -57,6 +57,14 @@ def test_an_object_under_another_label_is_read_as_strictly() -> None:
     assert caught.value.refusal.code == "forbidden_field"
 
 
+@pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32-be"])
+def test_an_object_in_another_coding_is_refused_under_any_label(coding: str) -> None:
+    for is_json in (True, False):
+        with pytest.raises(ClientError) as caught:
+            read("/v1/responses", ' {"cache_salt":"x"}'.encode(coding), is_json=is_json)
+        assert caught.value.refusal.status == 400
+
+
 @pytest.mark.parametrize("body", [b"", b"--boundary\r\n{}", b"\x00\xff", b"[1]"])
 def test_what_is_no_object_goes_out_as_it_came(body: bytes) -> None:
     assert sent(read("/v1/audio/transcriptions", body, is_json=False)) == body

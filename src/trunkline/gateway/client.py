@@ -204,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_turn(self) -> None:
         self._is_turn_due = False
-        if self._state is not State.CLOSED:
+        if not self.transport.is_closing():
             self._advance()
 
     def _pace(self) -> None:
@@ -213,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
         """
         is_reading = self._state is State.HEAD or self._state is State.BODY
         is_held = is_reading and (self.is_paused or self._is_turn_due)
-        if is_held is not self._is_held and self._state is not State.CLOSED:
+        if is_held is not self._is_held and not self.transport.is_closing():
             self._is_held = is_held
             self.transport.pause_reading() if is_held else self.transport.resume_reading()
 

@@ -60,7 +60,8 @@ class Inbox:
         end = self._at = min(at + size, len(self._data))
         taken = self._data[at:end]
         if end == len(self._data):
-            self.clear()
+            self._data = b""
+            self._at = self._searched = 0
         return taken if isinstance(taken, bytes) else bytes(taken)
 
     def put_back(self, data: bytes) -> None:

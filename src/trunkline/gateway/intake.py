@@ -48,7 +48,8 @@ block.
 _TOKEN_BYTES = 4
 """Of ordinary text, about."""
 _HINT_BYTES = 256
-_OBJECT = re.compile(rb"[ \t\r\n]*+\{")
+# Some reader would find an object here; in UTF-16 or behind a byte order mark we find none.
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\x00 \t\r\n]*+\{")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEMPLATE_OPTIONS = (
     "add_generation_prompt", "continue_final_message", "reasoning_effort",
