@@ -166,7 +166,7 @@ def build_core(config: Config, clock: SystemClock) -> Core:
     template_file = Path(model.chat_template) if model.chat_template else None
     template = load_template(folder, template_file, wall=clock.wall)
     root_key = read_root_key(model.root_key_file) or secrets.token_bytes(32)
-    directory = Directory(max_blocks=config.directory.max_blocks)
+    directory = Directory(max_blocks=config.directory.max_blocks, seed=secrets.randbits(64))
     served = FleetModel(model.served_model_name)
     # One tenant until principals are configured.
     scope = Scope(kind=ScopeKind.TENANT, org="default", tenant="default")

@@ -11,6 +11,8 @@ Must never: read a clock. Read `cost.py` next.
 
 from __future__ import annotations
 
+import math
+
 from trunkline.core.records import Instant
 
 CHURN_HALF_LIFE_MS = 90_000.0
@@ -140,9 +142,9 @@ class ChurnClock:
         half_lives = (now - self._origin) / CHURN_HALF_LIFE_MS
         if half_lives > _RESCALE_HALF_LIVES:
             # Also after days without a request: a negative power goes to 0, a positive overflows.
-            faded = 2.0**-half_lives
+            faded = math.pow(2.0, -half_lives)
             for watched in self._queues:
                 watched.churn *= faded
             self._origin = now
             return 1.0
-        return 2.0**half_lives
+        return math.pow(2.0, half_lives)
