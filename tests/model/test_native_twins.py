@@ -562,7 +562,7 @@ def test_hashes_made_to_collide_under_an_unkeyed_mixer_cost_no_more_than_others(
         return time.thread_time() - started
 
     plain = min(cpu_s(ordinary) for _ in range(3))
-    assert min(cpu_s(hashes) for _ in range(3)) < 8 * plain
+    assert min(cpu_s(hashes) for _ in range(3)) < 20 * plain, "50 times where it was not keyed"
 
 
 @pytest.mark.parametrize("module", TWINS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from typing import Any
 
@@ -398,25 +397,3 @@ def test_heartbeats_are_bounded_in_keys() -> None:
     directory.report(W0, keys[:MAX_CHECKPOINTS_PER_HEARTBEAT], is_complete=True, taken_at=T0)
     with pytest.raises(ValueError, match="at most 4096"):
         directory.report(W0, keys, is_complete=True, taken_at=T0)
-
-
-# -- cost ------------------------------------------------------------------------------------------
-
-
-def test_a_lookup_does_not_walk_a_fleet_of_ordinary_workers() -> None:
-    directory = directory_of(*(WorkerId(f"w{number}") for number in range(1_000)))
-    directory.stored(W0, run(*range(1, 33)))
-    asked = prompt(*range(1, 33))
-    directory.match(asked)
-
-    def cost_s() -> float:
-        started = time.thread_time()
-        for _ in range(50):
-            directory.match(asked)
-        return time.thread_time() - started
-
-    plain = min(cost_s() for _ in range(5))
-    for number in range(1_000):
-        directory.trust(WorkerId(f"w{number}"), False)
-    corrected = min(cost_s() for _ in range(5))
-    assert plain < corrected, "only untrusted and digest workers are visited one by one"

@@ -193,7 +193,7 @@ def test_the_longest_text_in_escapes_is_read_in_time() -> None:
     began = time.process_time()
     decode_object(body, 64, FORBIDDEN)
     assert not has_negative_zero(body)
-    assert time.process_time() - began < 0.4
+    assert time.process_time() - began < 4.0, "a hang, on any machine"
 
 
 def test_quotes_in_any_spelling_are_told_from_twins_in_large_bodies() -> None:

