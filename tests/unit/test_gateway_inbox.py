@@ -28,7 +28,7 @@ def test_what_is_taken_is_what_came_in_order(steps: list[bytes | int | str]) -> 
         else:
             inbox.put_back(last[len(last) // 2 :])
             expected, last = last[len(last) // 2 :] + expected, b""
-        assert len(inbox) == len(expected)
+        assert inbox.left == len(expected)
     assert inbox.take(1 << 20) == expected
 
 
@@ -75,4 +75,4 @@ def test_many_small_messages_are_taken_without_copying_the_rest() -> None:
     for _ in range(200_000):
         assert inbox.take(inbox.head_size()) == one
     assert time.process_time() - began < 3.0
-    assert len(inbox) == 0
+    assert inbox.left == 0

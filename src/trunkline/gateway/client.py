@@ -120,10 +120,10 @@ class ClientConnection(asyncio.Protocol):
         if result.ending is Ending.RESET:
             self.transport.abort()
         elif result.ending is Ending.CLOSE or self.closes:
-            self._close(is_drained=not self._inbox and not self._overflowed)
+            self._close(is_drained=not self._inbox.left and not self._overflowed)
         else:
             self._wait_for_next()
-            if self._inbox:
+            if self._inbox.left:
                 self._ask_for_turn()  # not from here: the caller is in a worker's read
                 self._pace()
 
@@ -163,7 +163,7 @@ class ClientConnection(asyncio.Protocol):
         self.is_paused = False
         if self._exchange is not None:
             self._exchange.resume_worker()
-        elif self._inbox:
+        elif self._inbox.left:
             self._ask_for_turn()
         self._pace()
 
@@ -173,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
         """A client that sends before it was answered. Beyond the bound the connection ends after
         it.
         """
-        if self._overflowed or len(self._inbox) + len(data) > self._front.limits.max_head_bytes:
+        if self._overflowed or self._inbox.left + len(data) > self._front.limits.max_head_bytes:
             self._overflowed = True
             self._inbox.clear()
         else:
@@ -186,13 +186,13 @@ class ClientConnection(asyncio.Protocol):
         left = MESSAGES_PER_TURN
         while not self.is_paused:
             if self._state is State.HEAD:
-                if not self._inbox or not self._read_head():
+                if not self._inbox.left or not self._read_head():
                     break
                 continue
             if self._state is not State.BODY or not self._read_body():
                 break
             left -= 1
-            if left == 0 and self._inbox:
+            if left == 0 and self._inbox.left:
                 self._ask_for_turn()
                 break
         self._pace()
@@ -221,7 +221,7 @@ class ClientConnection(asyncio.Protocol):
         limits = self._front.limits
         size = self._inbox.head_size()
         if size == 0 or size > limits.max_head_bytes:
-            if len(self._inbox) > limits.max_head_bytes:
+            if self._inbox.left > limits.max_head_bytes:
                 text = f"the request head has more than {limits.max_head_bytes} bytes"
                 self._refuse_message(Refusal(status=431, code="head_too_large", message=text))
             elif self._inbox.has_bare_lf():
@@ -236,7 +236,8 @@ class ClientConnection(asyncio.Protocol):
         self._head = None
         self._request_id = self._front.new_request_id()
         self._client_id = ""
-        self._started_ms = self._front.now_ms()
+        if self._front.wants_records:
+            self._started_ms = self._front.now_ms()
         try:
             self._take_head(parse_request(raw, limits.max_headers, limits.max_header_bytes))
         except ClientError as error:
@@ -275,7 +276,7 @@ class ClientConnection(asyncio.Protocol):
         self._begin_body(head, has_body=has_body)
 
     def _begin_body(self, head: RequestHead, *, has_body: bool) -> None:
-        if expects_answer(head) and has_body and not self._inbox and head.minor == 1:
+        if expects_answer(head) and has_body and not self._inbox.left and head.minor == 1:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._state = State.BODY
         self._pieces = []
@@ -283,7 +284,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader = None
         if head.is_chunked:
             self._reader = ChunkReader(takes_trailers=False, collects=True)
-        if has_body and (head.is_chunked or len(self._inbox) < head.content_length):
+        if has_body and (head.is_chunked or self._inbox.left < head.content_length):
             timeout_ms = self._front.limits.body_timeout_ms
             self._deadline_s = self._front.now_s() + timeout_ms / 1_000.0
 
@@ -312,7 +313,7 @@ class ClientConnection(asyncio.Protocol):
         assert reader.pieces is not None, "a request reader that does not collect"
         limit = self._front.limits.max_payload_size
         end = -1
-        while end < 0 and self._inbox:
+        while end < 0 and self._inbox.left:
             data = self._inbox.take(_PIECE_BYTES)
             try:
                 end = reader.feed(data)
@@ -368,7 +369,7 @@ class ClientConnection(asyncio.Protocol):
         if answer.code or self._route is Local.MODELS:
             self._log(_local_result(answer))
         if self.closes:
-            self._close(is_drained=not self._inbox)
+            self._close(is_drained=not self._inbox.left)
         else:
             self._wait_for_next()
 
@@ -429,7 +430,7 @@ class ClientConnection(asyncio.Protocol):
         if self.is_paused or (has_unread and self._is_idle and self._state is State.HEAD):
             # It still fetches an answer, and may not be read from: the write stall decides.
             self._deadline_s = self._front.now_s() + self._front.limits.idle_timeout_ms / 1_000.0
-        elif self._state is State.BODY or (self._state is State.HEAD and self._inbox):
+        elif self._state is State.BODY or (self._state is State.HEAD and self._inbox.left):
             text = "the request did not arrive in time"
             self._refuse_message(Refusal(status=408, code="request_timeout", message=text))
         elif self._state is State.LINGER and has_unread:
@@ -458,7 +459,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     def close_if_idle(self) -> None:
-        if self._state is State.HEAD and not self._inbox:
+        if self._state is State.HEAD and not self._inbox.left:
             self.transport.close()
 
     def _log(self, result: Result) -> None:

@@ -196,7 +196,7 @@ class Front:
             raise ClientError(unknown_model(name))
 
     def new_request_id(self) -> str:
-        return f"{self._parts.dice.getrandbits(128):032x}"
+        return self._parts.dice.randbytes(16).hex()
 
     @property
     def wants_records(self) -> bool:

@@ -117,6 +117,9 @@ def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes])
     )  # fmt: skip
 
 
+_OF_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+
+
 def parse_answer(raw: bytes) -> AnswerHead:
     """The head in `raw`, which ends with its blank line."""
     match = _ANSWER.fullmatch(raw)
@@ -129,9 +132,14 @@ def parse_answer(raw: bytes) -> AnswerHead:
     is_chunked = False
     keeps_alive = minor == b"1"
     options: frozenset[bytes] = frozenset()
-    for name, value in _FIELD.findall(block):
+    found = _FIELD.findall(block)
+    if b" \r\n" in block or b"\t\r\n" in block:
+        found = [(name, value.rstrip(b"\t ")) for name, value in found]
+    for name, value in found:
         name = name.lower()
-        value = value.rstrip(b"\t ")
+        fields.append((name, value))
+        if name not in _OF_FRAMING:
+            continue
         if name == b"content-length":
             if _LENGTH.fullmatch(value) is None or (length is not None and length != int(value)):
                 raise BrokenAnswer("the worker's content-length is not one decimal number")
@@ -144,7 +152,6 @@ def parse_answer(raw: bytes) -> AnswerHead:
             wishes = value.lower()
             keeps_alive = b"close" not in wishes and (keeps_alive or b"keep-alive" in wishes)
             options = options.union(option.strip() for option in wishes.split(b","))
-        fields.append((name, value))
     if is_chunked:
         length = None
     if status < 200 or status in {204, 304}:

@@ -13,22 +13,22 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
 class Inbox:
-    """Bytes in order of arrival; `len` is how many are left."""
+    """Bytes in order of arrival. `left` is how many there are; a method would cost each request."""
 
-    __slots__ = ("_at", "_data", "_searched")
+    __slots__ = ("_at", "_data", "_searched", "left")
 
     def __init__(self) -> None:
         self._data: bytes | bytearray = b""
         self._at = 0
         self._searched = 0
         """Up to here there is no end of a head, nor a line that ends in a bare LF."""
-
-    def __len__(self) -> int:
-        return len(self._data) - self._at
+        self.left = 0
 
     def add(self, data: bytes) -> None:
         held, at = self._data, self._at
-        if at == len(held):
+        was_empty = not self.left
+        self.left += len(data)
+        if was_empty:
             self._data = data
             self._at = self._searched = 0
             return
@@ -57,11 +57,14 @@ class Inbox:
     def take(self, size: int) -> bytes:
         """The first `size` bytes, or all there are."""
         at = self._at
-        end = self._at = min(at + size, len(self._data))
-        taken = self._data[at:end]
-        if end == len(self._data):
+        if size < self.left:
+            self._at = at + size
+            self.left -= size
+            taken = self._data[at : at + size]
+        else:
+            taken = self._data[at:] if at else self._data
             self._data = b""
-            self._at = self._searched = 0
+            self._at = self._searched = self.left = 0
         return taken if isinstance(taken, bytes) else bytes(taken)
 
     def put_back(self, data: bytes) -> None:
@@ -69,10 +72,11 @@ class Inbox:
         at = self._at - len(data)
         if at >= 0:
             self._at = at
+            self.left += len(data)
         else:
             assert not self._data, "only what was taken last can be put back"
             self.add(data)
 
     def clear(self) -> None:
         self._data = b""
-        self._at = self._searched = 0
+        self._at = self._searched = self.left = 0
