@@ -113,3 +113,18 @@ def test_the_demo_fleet_greets_answers_and_ends_in_order(served: subprocess.Pope
 def children_of(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in listed]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--requests", "0"), "--requests is 0"),
+        (("--html", "/nonexistent/x.html"), "cannot be written"),
+        (("--json", "/nonexistent/x.json"), "cannot be written"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(words: tuple[str, ...], said: str) -> None:
+    done = run("replay", "W2-smoke", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""

@@ -129,6 +129,9 @@ async def run(
     bars = [bar for text in arguments.bar for bar in parse_bars(text)]
     bars += [bar for text in arguments.fail_if for bar in parse_bars(text, is_failure=True)]
     requests, workload = load_requests(arguments, arguments.traces_dir or traces_dir)
+    for path in (arguments.html, arguments.json):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: its folder does not exist")
     if arguments.html is not None:
         _refuse_without_matplotlib()
     runs: list[PolicyRun] = []
@@ -176,7 +179,9 @@ def load_requests(
     if arguments.rate is not None:
         requests = list(pace(requests, arguments.rate))
     if arguments.requests is not None:
-        requests = list(take(requests, max(1, arguments.requests)))
+        if arguments.requests < 1:
+            raise ConfigError(f"--requests is {arguments.requests}, at least 1 is needed")
+        requests = list(take(requests, arguments.requests))
     return requests, workload
 
 

@@ -85,7 +85,9 @@ The fleet is up. Talk to it as to any OpenAI server (base URL {url}/v1):
 
 The header x-trunkline-decision says why which worker was chosen. For operators:
 
-  curl {admin_url}/workers      curl {admin_url}/decisions?limit=3      curl {admin_url}/metrics
+  curl '{admin_url}/workers'
+  curl '{admin_url}/decisions?limit=3'
+  curl '{admin_url}/metrics'
 
 The answers are made up: the workers are simulated. Ctrl-C ends the fleet.
 """
