@@ -81,9 +81,9 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.operations import Operations
     from trunkline.settings import redacted
 
-    specs = [worker_spec(url, "", {}) if not config.worker_urls:
-    specs = [worker_spec(url, "", {})     observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
     specs = [worker_spec(url, "", {}) for url in config.worker_urls]
+    if not specs:
+        observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
     clock, stop, again = SystemClock(), asyncio.Event(), asyncio.Event()
     core = build_core(config, clock)
     context = event_context(MAX_WORKERS)
