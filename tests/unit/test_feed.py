@@ -431,22 +431,6 @@ def test_without_replay_a_new_connection_forgets_all_since_it_may_be_another_lif
     assert desk.asked() == []
 
 
-@pytest.mark.parametrize("is_replayed", [False, True], ids=["live", "replayed"])
-def test_a_feed_says_since_when_it_has_heard_nothing(is_replayed: bool) -> None:
-    desk = Desk()
-    assert desk.feed.silent_since is None
-    desk.actions += desk.feed.joined(Instant(50.0))
-    assert desk.feed.silent_since == 50.0
-    if is_replayed:
-        desk.replay(batch(0), now=60.0)
-    else:
-        desk.replay(now=60.0)
-        desk.tick(1e6)
-        assert desk.feed.silent_since == 50.0
-        desk.live(batch(0), now=2e6)
-    assert desk.feed.silent_since is None
-
-
 def test_until_the_first_batch_events_are_taken_to_come_two_minutes_late() -> None:
     desk = Desk()
     prompt = chain(NAMESPACE, as_tokens([1, 1]))

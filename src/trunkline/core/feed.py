@@ -81,7 +81,6 @@ class WorkerFeed:
         self._is_recheck_due = False
         self._is_trusted = True
         self._is_blind = False
-        self._silent_since: Instant | None = None
         self._recovery = Recovery(self._residency, can_replay=can_replay)
         self._undecodable_in_a_row = 0
         self._actions: list[Action] = []
@@ -121,14 +120,6 @@ class WorkerFeed:
         return self._residency.parked_count
 
     @property
-    def silent_since(self) -> Instant | None:
-        """When the feed joined, while not one batch has come since, live or replayed; else None.
-
-        A worker that was sent prefills long after that and is silent still publishes nothing.
-        """
-        return self._silent_since
-
-    @property
     def next_tick(self) -> Instant | None:
         """When time alone will change something; None while nothing is pending."""
         if not self._is_current() or self._is_blind:
@@ -141,11 +132,10 @@ class WorkerFeed:
 
     def joined(self, now: Instant) -> list[Action]:
         """The subscription is set up: learn what the publisher's ring still holds."""
-        self._silent_since = now
         if self._is_current():
             self._directory.note_event_age(self.worker, MAX_EVENT_AGE_MS)  # until one has come
-        if self._is_current() and self._can_replay:
-            self._open(ReplayKind.LEARN, now)
+            if self._can_replay:
+                self._open(ReplayKind.LEARN, now)
         return self._finish(now)
 
     def live(self, batch: EventBatch, now: Instant, *, age_ms: float = 0.0) -> list[Action]:
@@ -155,7 +145,6 @@ class WorkerFeed:
         The age decides nothing but how long a decision of ours counts without confirmation.
         """
         if self._is_wanted(batch):
-            self._silent_since = None
             self.stats.batches += 1
             self._directory.note_event_age(self.worker, age_ms)
             self._on_live(batch.seq, batch.fingerprint, batch, now)
@@ -172,7 +161,6 @@ class WorkerFeed:
     def replayed(self, batch: EventBatch, replay_id: int, now: Instant) -> list[Action]:
         """A batch came in answer to a replay. Answers to a replay that is over are ignored."""
         if self._is_wanted(batch) and self.replay_id == replay_id:
-            self._silent_since = None
             self._on_replayed(batch.seq, batch.fingerprint, batch, now)
         return self._finish(now)
 

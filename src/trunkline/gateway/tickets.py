@@ -67,10 +67,6 @@ class Tickets:
         return self._count
 
     @property
-    def owing_count(self) -> int:
-        return sum(map(len, self._owing.values()))
-
-    @property
     def due_count(self) -> int:
         """Entries of the heap of predicted ends, those of ended attempts included."""
         return len(self._due)

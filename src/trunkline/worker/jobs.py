@@ -44,11 +44,6 @@ class Job:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    async def wait_over(self) -> None:
-        """Until the whole answer is there, or the job was aborted."""
-        while not self.is_over:
-            await self.wait_beyond(self.emitted)
-
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
