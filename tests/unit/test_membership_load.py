@@ -1,0 +1,112 @@
+"""How busy and how full a worker says it is, and what is made of its silence."""
+
+from __future__ import annotations
+
+import functools
+
+from bench import W0, Answers, Bench, bench_test, metrics, some_chain, until
+
+from trunkline.errors import WorkerTimeout
+
+TEST_S = 10.0
+
+
+@bench_test
+async def test_c11_a_worker_without_any_load_endpoint_is_degraded_and_warned_of_once(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers())
+    await until(lambda: answers.asked.count("/get_loads") > 3)
+    view = bench.membership.view("w0:1")
+    assert view is not None
+    assert view.degraded == ("load",)
+    assert bench.log.count("worker.load_unknown") == 1
+    answers.pages["/load"] = b'{"server_load": 2}'
+    await until(lambda: (v := bench.membership.view("w0:1")) is not None and not v.degraded)
+
+
+@bench_test
+async def test_c11_a_worker_with_only_load_is_read_there_and_not_degraded(bench: Bench) -> None:
+    answers = await bench.joined(answers=Answers(load=b'{"server_load": 2}'))
+    await until(lambda: answers.asked.count("/load") > 3)
+    assert answers.asked.count("/get_loads") == 0
+    assert answers.asked.count("/metrics") == 2, "once to join and once to learn that it is no use"
+    view = bench.membership.view("w0:1")
+    assert view is not None
+    assert view.degraded == ()
+    assert bench.log.count("worker.load_unknown") == 0
+
+
+@bench_test
+async def test_other_gateways_work_counts_until_the_worker_no_longer_tells_of_it(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers(metrics=metrics(waiting=9)))
+    bench.state().queue.start(1, 50.0, bench.clock.now())
+    bench.state().queue.end(1, bench.clock.now())
+    await until(lambda: bench.state().queue.foreign_ms > 0)
+    answers.failure = functools.partial(WorkerTimeout, "slow")
+    await until(lambda: bench.state().queue.foreign_ms == 0)
+
+
+@bench_test
+async def test_memory_above_the_watermark_keeps_new_prefixes_away_until_it_falls(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers(metrics=metrics(memory=0.99)))
+    await until(lambda: bench.state().is_full)
+    answers.pages["/metrics"] = metrics(memory=0.5)
+    await until(lambda: not bench.state().is_full)
+
+
+@bench_test
+async def test_c20_a_worker_that_sleeps_holds_nothing(bench: Bench) -> None:
+    answers = await bench.joined()
+    bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    answers.pages["/metrics"] += b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
+    await until(lambda: bench.directory.predicted_count(W0) == 0)
+
+
+@bench_test
+async def test_c20_an_idle_worker_without_memory_in_use_keeps_its_cache(bench: Bench) -> None:
+    """Engines count blocks of running requests alone: cached ones are free, and usage is 0."""
+    answers = await bench.joined()
+    bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    answers.pages["/metrics"] = metrics(memory=0.0)
+    seen = answers.asked.count("/metrics")
+    await until(lambda: answers.asked.count("/metrics") > seen + 2)
+    assert bench.directory.predicted_count(W0) == 20
+
+
+@bench_test
+async def test_c20_entries_of_a_worker_without_news_expire_by_themselves(bench: Bench) -> None:
+    await bench.joined()
+    now = bench.clock.now()
+    bench.directory.predict(W0, some_chain(), now=now, ttl_ms=100.0)
+    bench.directory.expire(type(now)(now + 100.0))
+    assert bench.directory.predicted_count(W0) == 0
+
+
+@bench_test
+async def test_a_full_worker_that_no_longer_tells_of_its_memory_is_not_held_for_full(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers(metrics=metrics(memory=0.99)))
+    await until(lambda: bench.state().is_full)
+    del answers.pages["/metrics"]
+    answers.pages["/load"] = b'{"server_load": 2}'
+    await until(lambda: not bench.state().is_full)
+    assert bench.log.count("worker.joined") == 1
+
+
+@bench_test
+async def test_other_gateways_work_is_forgotten_when_the_worker_tells_only_of_its_load(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers(metrics=metrics(waiting=9)))
+    bench.state().queue.start(1, 50.0, bench.clock.now())
+    bench.state().queue.end(1, bench.clock.now())
+    await until(lambda: bench.state().queue.foreign_ms > 0)
+    del answers.pages["/metrics"]
+    answers.pages["/load"] = b'{"server_load": 2}'
+    await until(lambda: bench.state().queue.foreign_ms == 0)
