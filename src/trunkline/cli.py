@@ -101,10 +101,10 @@ def _dispatch(words: list[str]) -> int:
         return OK if words else MISUSED
     name = "version" if words[0] in ("-V", "--version") else words[0]
     if name not in VERBS:
-        from difflib import get_close_matches
+        from trunkline.config import nearest
 
-        near = get_close_matches(name, list(VERBS), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
+        near = nearest(name, VERBS)
+        hint = f"did you mean {near}?" if near else f"the verbs are {', '.join(VERBS)}"
         raise ConfigError(f"{name!r} is no verb of trunkline; {hint}")
     arguments = build_parser(name).read(words[1:])
     run = VERBS[name].run

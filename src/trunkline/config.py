@@ -8,6 +8,7 @@ it next.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -51,6 +52,22 @@ def setting(
         is_secret=is_secret,
     )
     return field(default=default, metadata={"setting": meta})
+
+
+def nearest(written: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant; None where none is really close.
+
+    What all names of a kind share (dashes, brackets, our prefix) does not count as likeness.
+    """
+    from difflib import get_close_matches  # an error path: start-up does not pay for it
+
+    bare = {_bare(name): name for name in known}
+    near = get_close_matches(_bare(written), list(bare), n=1, cutoff=0.7)
+    return bare[near[0]] if near else None
+
+
+def _bare(name: str) -> str:
+    return name.strip("-[]").lower().replace("-", "_").removeprefix("trunkline_")
 
 
 def is_loopback(host: str) -> bool:

@@ -20,6 +20,7 @@ from trunkline.config import (
     ListenConfig,
     is_loopback,
     is_printable_ascii,
+    nearest,
     worker_name,
     worker_url_problem,
 )
@@ -166,10 +167,8 @@ def unknown_name(
     for leaf in leaves():
         if f"--{name.replace('_', '-')}" in leaf.flag_aliases:
             return ConfigError(f"{written} ({source}) is called {leaf.name} here")
-    from difflib import get_close_matches  # an error path: start-up does not pay for it
-
-    near = get_close_matches(written, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"see {manual}"
+    near = nearest(written, known)
+    hint = f"did you mean {near}?" if near else f"see {manual}"
     return ConfigError(f"{written} ({source}) is not a setting; {hint}")
 
 

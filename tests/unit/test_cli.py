@@ -54,7 +54,9 @@ def test_help_of_serve_ends_with_examples_and_shows_defaults_with_units(
         (["serve", "extra"], "one word too many"),
         (["serve", "--config", "/absent.toml"], "cannot be read"),
         (["serve", "--cache-threshold", "0.5"], "has no thresholds"),
-        (["version", "--loud"], "did you mean --help?"),
+        (["version", "--loud"], "see trunkline version --help"),
+        (["simulate", "--loud", "2"], "did you mean --load?"),
+        (["replay", "W6"], "known are W1, W2"),
         (["docs", "--out", "/absent"], "is no folder"),
     ],
 )

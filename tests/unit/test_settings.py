@@ -11,7 +11,14 @@ import pytest
 
 from trunkline import reference, settings
 from trunkline.cli import build_parser
-from trunkline.config import Config, ListenConfig, is_loopback, worker_name, worker_url_problem
+from trunkline.config import (
+    Config,
+    ListenConfig,
+    is_loopback,
+    nearest,
+    worker_name,
+    worker_url_problem,
+)
 from trunkline.errors import ConfigError
 from trunkline.leaf import Leaf, leaves, read_root_key, toml_value
 
@@ -437,3 +444,21 @@ def test_the_example_on_the_reference_page_is_accepted(tmp_path: Path) -> None:
     key.chmod(0o600)
     file = written(tmp_path, example.replace("/run/secrets/client-key", str(key)))
     assert resolve(file=file).config.listen.port == 8080
+
+
+@pytest.mark.parametrize(
+    ("written", "near"),
+    [
+        ("--max-payload", "--max-payload-size"),
+        ("--porst", "--port"),
+        ("--loud", None),
+        ("--colour", None),
+        ("--quiet", None),
+    ],
+)
+def test_a_name_is_suggested_only_when_it_is_close(written: str, near: str | None) -> None:
+    assert nearest(written, [leaf.flag for leaf in leaves()]) == near
+
+
+def test_what_all_names_share_is_no_likeness() -> None:
+    assert nearest("TRUNKLINE_COLOUR", [leaf.variable for leaf in leaves()]) is None

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trunkline.config import nearest
 from trunkline.errors import TraceError
 from trunkline.replay.article import article_requests
 from trunkline.replay.formats import ReadOptions, read_trace
@@ -131,7 +132,9 @@ def find_workload(name: str) -> Workload:
     for candidate, workload in known.items():
         if candidate.lower() == name.lower():
             return workload
-    raise TraceError(f"no workload {name!r}; known are {', '.join(known)}")
+    near = nearest(name, known)
+    hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
+    raise TraceError(f"no workload {name!r}; {hint}")
 
 
 def load_workload(name: str, *, load: float = 1.0, traces_dir: Path) -> list[TraceRequest]:
