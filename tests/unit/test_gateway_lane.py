@@ -8,7 +8,7 @@ from array import array
 from functools import partial
 
 import pytest
-from test_picker import Contents, request
+from picker_bench import Contents, request
 
 from trunkline.gateway.contracts import ChatPrompt
 from trunkline.gateway.lane import Lane

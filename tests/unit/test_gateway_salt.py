@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from test_picker import BLOCK, W0, Bench, ids, namespace, request
+from picker_bench import BLOCK, W0, Bench, ids, namespace, request
 
 from trunkline.gateway.contracts import ClientError, InferenceRequest, Pick, Route
 from trunkline.gateway.counters import Counters

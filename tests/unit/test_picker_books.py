@@ -6,7 +6,7 @@ from array import array
 from typing import Any, NoReturn
 
 import pytest
-from test_picker import BLOCK, GONE, W0, Bench, ids, request
+from picker_bench import BLOCK, GONE, W0, Bench, ids, request
 
 from trunkline.gateway.contracts import Pick
 

@@ -175,6 +175,8 @@ END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 # -- the picker ----------------------------------------------------------------------------------
 
+FAILED, COMPLETE, GONE = AttemptEnd.WORKER_FAILED, AttemptEnd.COMPLETE, AttemptEnd.CLIENT_GONE
+
 
 class FixedPicker:
     """Takes the first worker that was not tried; asserts that the books are kept exactly once."""
@@ -385,6 +387,9 @@ class Client:
 
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+STREAM = {**CHAT, "stream": True}
+POST = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
+JSON = "content-type: application/json\r\n"
 
 
 def post(
@@ -404,3 +409,8 @@ def post(
 
 def get(path: str, extra: str = "", method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nhost: gateway.test\r\n{extra}\r\n".encode("latin-1")
+
+
+def chunked(body: bytes, extra: str = "") -> bytes:
+    """A chat request whose `body` is framed as it stands."""
+    return f"{POST}{JSON}{extra}transfer-encoding: chunked\r\n\r\n".encode() + body

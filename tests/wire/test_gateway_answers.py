@@ -10,8 +10,12 @@ import zlib
 import pytest
 from scripted import (
     CHAT,
+    COMPLETE,
     END,
+    FAILED,
+    GONE,
     SSE_HEAD,
+    STREAM,
     Client,
     FixedPicker,
     Reply,
@@ -28,9 +32,6 @@ from scripted import (
 )
 
 from trunkline.config import LimitsConfig, UpstreamConfig
-from trunkline.gateway.contracts import AttemptEnd
-
-STREAM = {**CHAT, "stream": True}
 
 
 async def through(answer: bytes, request: bytes = post(), *, closes: bool = False) -> Reply:
@@ -297,7 +298,7 @@ def test_c67_a_stream_whose_worker_dies_ends_in_a_valid_error_event(
             assert error["request_id"]
             assert error["tokens_delivered"] == 3
             assert b"[DONE]" not in raw
-            assert gateway.picker.ends == [(w.name, AttemptEnd.WORKER_FAILED, None)]
+            assert gateway.picker.ends == [(w.name, FAILED, None)]
             assert gateway.log[0].code == "worker_lost"
 
     scenario()
@@ -366,7 +367,7 @@ async def test_a_slow_client_pauses_the_worker_and_a_stalled_one_is_dropped() ->
         await gateway.settled()
         assert sent[0] < 2_000, "the worker was never held back"
         assert gateway.front.counters.write_stalls == 1
-        assert gateway.picker.ends == [(w.name, AttemptEnd.CLIENT_GONE, None)]
+        assert gateway.picker.ends == [(w.name, GONE, None)]
         assert gateway.log[0].status == 499
         client.reset()
 
@@ -387,7 +388,7 @@ async def test_a_slow_client_that_reads_on_gets_everything() -> None:
             got += len(await client.reader.read(1 << 20))
             await asyncio.sleep(0.02)  # the slowness itself
         await gateway.settled()
-        assert gateway.picker.ends[0][1] is AttemptEnd.COMPLETE
+        assert gateway.picker.ends[0][1] is COMPLETE
         client.close()
 
 
@@ -405,7 +406,7 @@ async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
         reply = await gateway.ask(post(STREAM))
         assert reply.is_whole
         assert json.loads(reply.events[-1])["error"]["type"] == "timeout"
-        assert gateway.picker.ends == [(w.name, AttemptEnd.WORKER_FAILED, None)]
+        assert gateway.picker.ends == [(w.name, FAILED, None)]
 
 
 @wire
@@ -424,7 +425,7 @@ async def test_c76_a_stream_longer_than_any_limit_survives_while_it_moves() -> N
     async with worker(script) as w, running(FixedPicker(w), upstream=upstream) as gateway:
         reply = await gateway.ask(post(STREAM))
         assert len(reply.events) == 13
-        assert gateway.picker.ends[0][1] is AttemptEnd.COMPLETE
+        assert gateway.picker.ends[0][1] is COMPLETE
 
 
 @wire
@@ -445,7 +446,7 @@ async def test_c69_a_stream_of_five_thousand_chunks_arrives_whole() -> None:
         got = [json.loads(one)["choices"][0]["delta"]["content"] for one in reply.events[:-1]]
         assert got == words
         await gateway.settled()
-        assert gateway.picker.ends == [(w.name, AttemptEnd.COMPLETE, None)]
+        assert gateway.picker.ends == [(w.name, COMPLETE, None)]
 
 
 @wire
@@ -457,7 +458,7 @@ async def test_reused_tokens_are_read_from_the_end_of_every_kind_of_answer() -> 
         async with worker(answering(answer)) as w, running(FixedPicker(w)) as gateway:
             await gateway.ask(post(body))
             await gateway.settled()
-            assert gateway.picker.ends == [(w.name, AttemptEnd.COMPLETE, 7)]
+            assert gateway.picker.ends == [(w.name, COMPLETE, 7)]
 
 
 @wire
@@ -470,7 +471,7 @@ async def test_c78_malformed_usage_does_no_harm() -> None:
         ):
             assert (await gateway.ask(post())).status == 200
             await gateway.settled()
-            assert gateway.picker.ends == [(w.name, AttemptEnd.COMPLETE, None)]
+            assert gateway.picker.ends == [(w.name, COMPLETE, None)]
 
 
 @wire

@@ -11,9 +11,12 @@ from functools import partial
 
 import pytest
 from scripted import (
-    CHAT,
+    COMPLETE,
     END,
+    FAILED,
+    GONE,
     SSE_HEAD,
+    STREAM,
     FixedPicker,
     Running,
     ScriptedWorker,
@@ -33,9 +36,6 @@ from trunkline.core.records import WorkerId
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
 from trunkline.gateway.lane import Lane
 from trunkline.gateway.upstream import WorkerConnection
-
-FAILED, COMPLETE, GONE = AttemptEnd.WORKER_FAILED, AttemptEnd.COMPLETE, AttemptEnd.CLIENT_GONE
-STREAM = {**CHAT, "stream": True}
 
 
 class LanePicker(FixedPicker):

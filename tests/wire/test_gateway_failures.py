@@ -1,30 +1,28 @@
-"""Retries, time-outs, leaving clients, stale connections, drain: the books hold throughout."""
+"""Workers that fail before their first byte: replaced, charged once each, within the budget."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import socket
 
 import pytest
 from scripted import (
     CHAT,
+    COMPLETE,
     END,
+    FAILED,
     SSE_HEAD,
-    Client,
+    STREAM,
     FixedPicker,
-    Running,
     Script,
     ScriptedWorker,
     Served,
     answering,
     event,
-    get,
     json_answer,
     post,
     running,
-    until,
     wire,
     worker,
 )
@@ -32,11 +30,9 @@ from scripted import (
 from trunkline.config import RetryConfig, UpstreamConfig
 from trunkline.core.breaker import Breaker
 from trunkline.core.records import Instant, WorkerId
-from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
+from trunkline.gateway.contracts import AttemptEnd, Endpoint, Pick
 
-STREAM = {**CHAT, "stream": True}
 GOOD = answering(SSE_HEAD + event("good") + END)
-FAILED, COMPLETE, GONE = AttemptEnd.WORKER_FAILED, AttemptEnd.COMPLETE, AttemptEnd.CLIENT_GONE
 
 
 async def refuses_503(served: Served) -> None:
@@ -268,121 +264,6 @@ async def test_a_connection_that_does_not_come_up_in_time_is_given_up() -> None:
             sock.close()
 
 
-PHASES = ["before the first byte", "in the middle of a stream", "without streaming"]
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("is_reset", [False, True])
-def test_c71_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset: bool) -> None:
-    """C71."""
-
-    @wire
-    async def scenario() -> None:
-        gone = asyncio.Event()
-
-        async def script(served: Served) -> None:
-            await served.request()
-            if phase == PHASES[1]:
-                await served.send(SSE_HEAD + event("a"))
-            await served.gone()
-            gone.set()
-
-        async with worker(script) as w, running(FixedPicker(w)) as gateway:
-            client = await gateway.client()
-            await client.send(post(CHAT if phase == PHASES[2] else STREAM))
-            if phase == PHASES[1]:
-                await client.head()
-            else:
-                await gateway.picker.begun.wait()
-                await until(lambda: w.connection_count == 1)
-            client.reset() if is_reset else client.close()
-            await asyncio.wait_for(gone.wait(), 1)
-            await gateway.settled()
-            assert gateway.picker.ends == [(w.name, GONE, None)]
-            assert gateway.log[0].status == 499
-            assert gateway.front.counters.requests == {("chat", "client_gone"): 1}
-            assert gateway.front.counters.worker_failures == 0
-
-    scenario()
-
-
-@wire
-async def test_c73_connections_the_worker_closes_when_idle_never_cost_a_request() -> None:
-    """C73, with 5 s scaled to 50 ms: half of the pauses fall on the worker's own deadline."""
-    idle_s = 0.05
-
-    async def impatient(served: Served) -> None:
-        while True:
-            await asyncio.wait_for(served.request(), idle_s)
-            await served.send(json_answer())
-
-    async def script(served: Served) -> None:
-        try:
-            await impatient(served)
-        except TimeoutError:
-            return
-
-    upstream = UpstreamConfig(keepalive_idle_ms=10_000)  # far too long, on purpose
-    async with worker(script) as w, running(FixedPicker(w), upstream=upstream) as gateway:
-        client = await gateway.client()
-        for index in range(100):
-            await client.send(post())
-            assert (await client.reply()).status == 200, index
-            await asyncio.sleep(idle_s + (index % 5 - 2) * 0.0005)  # the race itself
-        client.close()
-        assert gateway.front.counters.retries == 0
-        assert w.connection_count > 10
-
-
-@wire
-async def test_c73_a_connection_that_died_unseen_is_replaced_without_a_retry() -> None:
-    """C73: one safe second send to the same worker, when nothing was sent back."""
-    count = [0]
-
-    async def one_shot(served: Served) -> None:
-        count[0] += 1
-        await served.request()
-        await served.send(json_answer())
-        await served.request()  # takes the second request, and dies without a word
-        served.reset()
-
-    async with worker(one_shot) as w, running(FixedPicker(w)) as gateway:
-        client = await gateway.client()
-        for _ in range(4):
-            await client.send(post())
-            assert (await client.reply()).status == 200
-        assert gateway.front.counters.stale_retries == 3
-        assert gateway.front.counters.retries == 0
-        assert [end for _, end, _ in gateway.picker.ends] == [COMPLETE] * 4
-        client.close()
-
-
-@wire
-async def test_idle_connections_to_workers_are_let_go_below_the_workers_own_limit() -> None:
-    upstream = UpstreamConfig(keepalive_idle_ms=100)
-    async with (
-        worker(answering(json_answer())) as w,
-        running(FixedPicker(w), upstream=upstream) as gateway,
-    ):
-        await gateway.ask(post())
-        await gateway.settled()
-        assert gateway.front.pool.idle_count() == 1
-        await until(lambda: gateway.front.counters.open_upstreams == 0)
-        assert gateway.front.pool.idle_count() == 0
-
-
-@wire
-async def test_the_pool_keeps_no_more_than_its_bound() -> None:
-    upstream = UpstreamConfig(max_idle_connections=3)
-    async with (
-        worker(answering(json_answer())) as w,
-        running(FixedPicker(w), upstream=upstream) as gateway,
-    ):
-        await asyncio.gather(*(gateway.ask(post()) for _ in range(20)))
-        await gateway.settled()
-        assert gateway.front.pool.idle_count() <= 3
-
-
 class BreakingPicker(FixedPicker):
     """With one breaker for each worker, as the membership keeps them; its time is the test's."""
 
@@ -432,216 +313,3 @@ async def test_c86_a_worker_that_recovers_serves_again() -> None:
         gateway.picker.now = Instant(1_000.0)
         assert (await gateway.ask(post())).status == 200
         assert (await gateway.ask(post())).status == 200
-
-
-class LatePicker(FixedPicker):
-    """Chooses only when told to, as where a long prompt is tokenised off the loop."""
-
-    def __init__(self, *workers: ScriptedWorker) -> None:
-        super().__init__(*workers)
-        self.go_on = asyncio.Event()
-        self.waiting = 0
-        self.was_cancelled = 0
-
-    async def pick(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, request: InferenceRequest, tried: frozenset[WorkerId]
-    ) -> Pick:
-        self.waiting += 1
-        try:
-            await self.go_on.wait()
-        except asyncio.CancelledError:
-            self.was_cancelled += 1
-            raise
-        finally:
-            self.waiting -= 1
-        choice = super().pick(request, tried)
-        assert isinstance(choice, Pick)
-        return choice
-
-
-@wire
-async def test_c105_a_choice_that_takes_long_holds_up_nobody_else() -> None:
-    """C105."""
-    async with worker(answering(json_answer())) as w, running(LatePicker(w)) as gateway:
-        stuck = [asyncio.create_task(gateway.ask(post())) for _ in range(8)]
-        await until(lambda: gateway.picker.waiting == 8)
-        loop = asyncio.get_running_loop()
-        for _ in range(20):
-            began_s = loop.time()
-            assert (await gateway.ask(get("/health"))).status == 200
-            assert loop.time() - began_s < 0.2
-        gateway.picker.go_on.set()
-        assert [reply.status for reply in await asyncio.gather(*stuck)] == [200] * 8
-
-
-@wire
-async def test_a_choice_is_not_made_any_more_for_a_client_that_left() -> None:
-    async with worker(answering(json_answer())) as w, running(LatePicker(w)) as gateway:
-        client = await gateway.client()
-        await client.send(post())
-        await until(lambda: gateway.picker.waiting == 1)
-        client.reset()
-        await gateway.settled()
-        await until(lambda: gateway.front.counters.late_picks == 0)
-        assert gateway.picker.was_cancelled == 1
-        assert gateway.picker.ends == []
-        assert w.connection_count == 0
-
-
-class ChaosWorker:
-    """Fails at a random point of each answer."""
-
-    def __init__(self, dice: random.Random) -> None:
-        self.dice = dice
-
-    async def __call__(self, served: Served) -> None:
-        dice = self.dice
-        while True:
-            await served.request()
-            point = dice.random()
-            if point < 0.08:
-                served.reset()
-                return
-            if point < 0.12:
-                await served.send(json_answer(b"{}", "503 Busy"))
-                continue
-            if point < 0.15:
-                await served.send(b"HTTP/1.1 200 OK\r\nconte")
-                return
-            await served.send(SSE_HEAD)
-            for index in range(dice.randrange(4)):
-                await served.send(event(str(index)))
-                if dice.random() < 0.08:
-                    await served.send(b"ff\r\nhalf")
-                    return
-            await served.send(END)
-
-
-async def _chaotic_client(gateway: Running, dice: random.Random, rounds: int) -> None:
-    client: Client | None = None
-    for _ in range(rounds):
-        client = client or await gateway.client()
-        await client.send(post(STREAM))
-        point = dice.random()
-        if point < 0.1:
-            client.reset()
-            client = None
-            continue
-        try:
-            if point < 0.2:
-                await client.head()
-                client.close()
-                client = None
-                continue
-            reply = await client.reply()
-            if reply.headers.get("connection") == "close" or not reply.is_whole:
-                client = None
-            elif reply.status == 200 and "[DONE]" not in reply.events[-1]:
-                assert "error" in json.loads(reply.events[-1])
-                client = None
-        except (asyncio.IncompleteReadError, ConnectionError):
-            client = None
-    if client is not None:
-        client.close()
-
-
-@wire
-async def test_the_books_are_right_whatever_order_things_fail_in() -> None:
-    """C06, C07, C08, C09: FixedPicker asserts at each step; here nothing may be left over."""
-    dice = random.Random(20_261_129)
-    retry = RetryConfig(retry_initial_backoff_ms=1, retry_max_backoff_ms=3)
-    async with (
-        worker(ChaosWorker(random.Random(1)), "a") as a,
-        worker(ChaosWorker(random.Random(2)), "b") as b,
-        worker(ChaosWorker(random.Random(3)), "c") as c,
-        running(FixedPicker(a, b, c), retry=retry) as gateway,
-    ):
-        await asyncio.gather(
-            *(_chaotic_client(gateway, random.Random(dice.random()), 60) for _ in range(16))
-        )
-        await gateway.settled()
-        counters = gateway.front.counters
-        assert gateway.picker.open_count == 0
-        assert not +gateway.picker.in_flight
-        assert len(gateway.picker.ends) == counters.attempts
-        assert len(gateway.log) == sum(counters.requests.values())
-        kinds = {end for _, end, _ in gateway.picker.ends}
-        assert kinds == {FAILED, COMPLETE, GONE}
-        await until(lambda: counters.open_upstreams == gateway.front.pool.idle_count())
-        assert counters.attempts - counters.retries <= len(gateway.log)
-
-
-@wire
-async def test_every_path_counts_its_work_in_flight() -> None:
-    """C01, C02: the unread path too."""
-    go_on = asyncio.Event()
-
-    async def slow(served: Served) -> None:
-        while True:
-            await served.request()
-            await go_on.wait()
-            await served.send(json_answer())
-
-    paths = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/unheard-of"]
-    async with worker(slow) as w, running(FixedPicker(w)) as gateway:
-        tasks: list[asyncio.Task[object]] = []
-        for count, path in enumerate(paths, start=1):
-            body = {**CHAT, "prompt": "x"} if "chat" not in path else CHAT
-            tasks.append(asyncio.create_task(gateway.ask(post(body, path=path))))
-            await until(lambda count=count: gateway.picker.in_flight[w.name] == count)
-        go_on.set()
-        await asyncio.gather(*tasks)
-        await gateway.settled()
-        assert gateway.picker.in_flight[w.name] == 0
-
-
-@wire
-async def test_draining_lets_streams_end_and_takes_nothing_new() -> None:
-    go_on = asyncio.Event()
-
-    async def script(served: Served) -> None:
-        await served.request()
-        await served.send(SSE_HEAD + event("a"))
-        await go_on.wait()
-        await served.send(END)
-
-    async with worker(script) as w, running(FixedPicker(w)) as gateway:
-        idle = await gateway.client()
-        await idle.send(get("/health"))
-        await idle.reply()
-        client = await gateway.client()
-        await client.send(post(STREAM))
-        status, _ = await client.head()
-        drained = asyncio.create_task(gateway.front.drain(grace_ms=5_000))
-        assert await idle.is_closed()
-        with pytest.raises(OSError):
-            await gateway.client()
-        go_on.set()
-        assert status == 200
-        assert await client.reader.readuntil(b"0\r\n\r\n")
-        assert await client.is_closed()
-        await drained
-        assert gateway.picker.ends == [(w.name, COMPLETE, None)]
-
-
-@wire
-async def test_the_end_of_the_grace_ends_streams_with_an_error_event() -> None:
-    async def script(served: Served) -> None:
-        _, _, body = await served.request()
-        if b'"stream"' in body:
-            await served.send(SSE_HEAD + event("a"))
-        await served.gone()
-
-    async with worker(script) as w, running(FixedPicker(w)) as gateway:
-        client, waiting = await gateway.client(), await gateway.client()
-        await client.send(post(STREAM))
-        await client.head()
-        await waiting.send(post())
-        await until(lambda: w.connection_count == 2)
-        await gateway.front.drain(grace_ms=50)
-        rest = await client.reader.read()
-        assert b'"error"' in rest
-        assert rest.endswith(b"0\r\n\r\n")
-        assert (await waiting.reply()).status == 503
-        assert [end for _, end, _ in gateway.picker.ends] == [GONE, GONE]
-        assert gateway.front.counters.open_clients == 0

@@ -10,8 +10,8 @@ from collections.abc import Awaitable
 
 import pytest
 from scripted import (
-    CHAT,
     SSE_HEAD,
+    STREAM,
     FixedPicker,
     Served,
     answering,
@@ -33,8 +33,6 @@ from trunkline.gateway.client import MESSAGES_PER_TURN
 from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.routes import Local
 from trunkline.wiring import build_core
-
-STREAM = {**CHAT, "stream": True}
 
 
 @wire
