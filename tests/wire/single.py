@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-import threading
-import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import zmq
+from fleet import processes
 
 from trunkline.core.simkv import answer_tokens
 
-HERE = Path(__file__).resolve().parent
 VOCAB = 4_096
 PROMPT = list(range(1_000, 1_070))
-START_S = 30
 WAIT_S = 10
 
 
@@ -50,27 +44,19 @@ class Running:
 
 @contextmanager
 def worker(*flags: str, profile: str = "tiny") -> Iterator[Running]:
-    source = str(HERE.parents[1] / "src")
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "launch_worker.py"), "--profile", profile, *flags],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": source},
-    )
-    try:
-        assert process.stdout is not None
-        watchdog = threading.Timer(START_S, process.kill)
-        watchdog.start()
-        ready = json.loads(process.stdout.readline())
-        watchdog.cancel()
-        with httpx.Client(base_url=ready["url"], timeout=WAIT_S) as client:
-            yield Running(
-                process=process, http=client, events=ready["events"], replay=ready["replay"]
-            )
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    with processes() as started:
+        process = started.worker("--profile", profile, *flags)
+        ready = process.ready
+        try:
+            with httpx.Client(base_url=process.url, timeout=WAIT_S) as client:
+                yield Running(
+                    process=process.child,
+                    http=client,
+                    events=ready["events"],
+                    replay=ready["replay"],
+                )
+        finally:
+            process.kill()
 
 
 def cached(answer: Any) -> int:
@@ -108,10 +94,3 @@ def replayed(endpoint: str, start: int = 0) -> list[tuple[int, Any]]:
             batches.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)))
     finally:
         context.destroy(linger=0)
-
-
-def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}"
-        time.sleep(0.01)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fleet import until
 from single import (
     PROMPT,
     WAIT_S,
@@ -18,7 +19,6 @@ from single import (
     events_of,
     ids,
     right,
-    until,
     worker,
 )
 
