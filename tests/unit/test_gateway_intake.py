@@ -10,7 +10,8 @@ import pytest
 
 from trunkline.gateway.contracts import ChatPrompt, ClientError, InferenceRequest, Route
 from trunkline.gateway.counters import Counters
-from trunkline.gateway.intake import COPY_TOKENS, MAX_MESSAGES, Intake, Message
+from trunkline.gateway.head import RequestHead
+from trunkline.gateway.intake import COPY_TOKENS, MAX_MESSAGES, Intake
 from trunkline.gateway.routes import Local, route_of
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -30,12 +31,12 @@ def take(
         max_json_depth=64, strict_fields=is_strict, max_model_len=MAX_MODEL_LEN,
         counters=counters or Counters(), vocab_size=vocab_size,
     )  # fmt: skip
-    return intake.request(
-        Message(
-            request_id="r", route=route, method="POST", path="/v1/x", headers=headers or {},
-            body=body if isinstance(body, bytes) else json.dumps(body).encode(), is_json=True,
-        )
+    head = RequestHead(
+        method="POST", target=b"/v1/x", minor=1, headers=headers or {}, content_length=0,
+        is_chunked=False, keeps_alive=True,
     )  # fmt: skip
+    encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return intake.request(head, route, encoded, "r")
 
 
 def chat(**fields: Any) -> dict[str, Any]:  # any JSON

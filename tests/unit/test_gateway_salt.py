@@ -10,7 +10,8 @@ from picker_bench import BLOCK, W0, Bench, ids, namespace, request
 
 from trunkline.gateway.contracts import ClientError, InferenceRequest, Pick, Route
 from trunkline.gateway.counters import Counters
-from trunkline.gateway.intake import Intake, Message
+from trunkline.gateway.head import RequestHead
+from trunkline.gateway.intake import Intake
 from trunkline.gateway.routes import route_of
 
 UNREAD = ["/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/new"]
@@ -22,12 +23,12 @@ def read(path: str, body: bytes, *, is_json: bool = True) -> InferenceRequest:
     )
     route = route_of(path.encode())
     assert isinstance(route, Route)
-    return intake.request(
-        Message(
-            request_id="r", route=route, method="POST", path=path, headers={}, body=body,
-            is_json=is_json,
-        )
+    kind = b"application/json" if is_json else b"text/plain"
+    head = RequestHead(
+        method="POST", target=path.encode(), minor=1, headers={b"content-type": kind},
+        content_length=len(body), is_chunked=False, keeps_alive=True,
     )  # fmt: skip
+    return intake.request(head, route, body, "r")
 
 
 def sent(asked: InferenceRequest) -> bytes:

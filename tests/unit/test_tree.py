@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "ports": {"core"},
     "kv": {"core", "ports"},
     "adapters": {"core", "ports"},
-    "gateway": SHELL,
+    "gateway": SHELL | {"native"},
     "control": SHELL,
     "worker": SHELL,
     "connectors": SHELL,

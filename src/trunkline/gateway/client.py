@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, cast
 
 from trunkline.errors import Busy, GatewayError
 from trunkline.gateway.answers import NOT_FOUND, Answer, encode, failed, refused
-from trunkline.gateway.claims import check_media, claimed_names, expects_answer, is_json
+from trunkline.gateway.claims import check_media, claimed_names, expects_answer
 from trunkline.gateway.contracts import ClientError, Refusal, Route
 from trunkline.gateway.counters import AccessRecord
 from trunkline.gateway.exchange import Exchange
 from trunkline.gateway.framing import BrokenFraming, ChunkReader
 from trunkline.gateway.head import RequestHead, parse_request
 from trunkline.gateway.inbox import Inbox
-from trunkline.gateway.intake import Message
 from trunkline.gateway.line import Ending, Result
 from trunkline.gateway.routes import Local, allowed_methods, route_of
 
@@ -340,19 +339,10 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(route, Local):
             self._answer(self._front.local_answer(route))
             return
-        message = Message(
-            request_id=self._request_id,
-            route=route,
-            method=head.method,
-            path=head.target.decode("ascii"),
-            headers=head.headers,
-            body=body,
-            is_json=route is not Route.OTHER or is_json(head),
-        )
         try:
             if self._front.is_full():
                 raise Busy("too many requests are in flight")
-            request = self._front.intake.request(message)
+            request = self._front.intake.request(head, route, body, self._request_id)
             self._front.require_model(request.model)
         except GatewayError as error:
             answer = failed(error, self._request_id)

@@ -1,8 +1,9 @@
 """The one grammar of an HTTP/1 head, for clients' requests and for workers' answers.
 
-Owns what a well-formed head is. The grammar is closed: a head is taken whole or refused whole, and
-nothing is repaired, so that no byte can mean one thing here and another thing behind us. Must never
-pass a head on; requests and answers are rebuilt from the parts. Read `framing.py` next.
+Owns what the fields of a head mean, and which of a worker's go on. The grammar itself is closed
+(`native/_heads.py`): a head is taken whole or refused whole, and nothing is repaired, so that no
+byte can mean one thing here and another thing behind us. Must never pass a head on; requests and
+answers are rebuilt from the parts. Read `framing.py` next.
 """
 
 from __future__ import annotations
@@ -11,16 +12,8 @@ import re
 from dataclasses import dataclass
 
 from trunkline.gateway.contracts import ClientError, Refusal
+from trunkline.native import DROPPED, REPORTED, fields_of, split_answer, split_request
 
-_REQUEST = re.compile(
-    rb"([A-Z]{1,16}+) ([!-~]++) HTTP/1\.([01])\r\n"
-    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t !-~\x80-\xff]*+\r\n)*+)\r\n"
-)
-_ANSWER = re.compile(
-    rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t !-~\x80-\xff]*+))?\r\n"
-    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t !-~\x80-\xff]*+\r\n)*+)\r\n"
-)
-_FIELD = re.compile(rb"([^:\r\n]++):[\t ]*+([^\r]*+)\r\n")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,=-]++|\[[0-9A-Fa-f:.]++\])(?::[0-9]{1,5})?")
 
@@ -49,16 +42,16 @@ class RequestHead:
 class AnswerHead:
     """A worker's head, framing worked out for the request it answers."""
 
-    minor: int
     status: int
     reason: bytes
-    fields: list[tuple[bytes, bytes]]
+    passed: bytes
+    """The lines that go on to the client: all but those of the connection and of the framing."""
     content_length: int | None
     """None where the head gives no length that counts."""
     is_chunked: bool
     keeps_alive: bool
-    connection_options: frozenset[bytes]
-    """Further fields that the worker declares to be of its connection only."""
+    is_event_stream: bool
+    """`text/event-stream`, not compressed: we may add an event to it."""
 
 
 class BrokenAnswer(Exception):
@@ -67,22 +60,19 @@ class BrokenAnswer(Exception):
 
 def parse_request(raw: bytes, max_headers: int, max_header_bytes: int) -> RequestHead:
     """The head in `raw`, which ends with its blank line. Raises ClientError for everything else."""
-    match = _REQUEST.fullmatch(raw)
-    if match is None:
+    parts = split_request(raw)
+    if parts is None:
         raise ClientError(_why_broken(raw))
-    method, target, minor, block = match.groups()
-    found = _FIELD.findall(block)
-    if len(found) > max_headers:
-        text = f"the request has {len(found)} headers; the limit is {max_headers}"
+    method, target, minor, headers, count, longest_bytes = parts
+    if count > max_headers:
+        text = f"the request has {count} headers; the limit is {max_headers}"
         raise ClientError(Refusal(status=431, code="too_many_headers", message=text))
-    if b" \r\n" in block or b"\t\r\n" in block:
-        found = [(name, value.rstrip(b"\t ")) for name, value in found]
-    headers = {name.lower(): value for name, value in found}
-    if len(block) > max_header_bytes:
-        _check_header_bytes(found, max_header_bytes)
-    if len(headers) != len(found):
-        headers = _joined(found)
-    return _framed(method.decode(), target, int(minor), headers)
+    if longest_bytes > max_header_bytes:
+        text = f"one header has {longest_bytes} bytes; the limit is {max_header_bytes}"
+        raise ClientError(Refusal(status=431, code="header_too_large", message=text))
+    if len(headers) != count:
+        headers = _joined(fields_of(raw))
+    return _framed(method, target, minor, headers)
 
 
 def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes]) -> RequestHead:
@@ -117,63 +107,95 @@ def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes])
     )  # fmt: skip
 
 
-_OF_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_OF_CONNECTION = (
+    b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id",
+)  # fmt: skip
+_KEPT_ONCE = frozenset({b"date", b"server", b"content-type", b"content-encoding"})
+_OURS = b"x-trunkline-"
+_ROLES: dict[bytes, int] = {
+    **dict.fromkeys(_OF_CONNECTION, DROPPED),
+    **dict.fromkeys(_KEPT_ONCE, REPORTED),
+    **dict.fromkeys((b"content-length", b"transfer-encoding", b"connection"), DROPPED | REPORTED),
+}
+_USUAL_CONNECTIONS = frozenset({b"close", b"keep-alive"})
 
 
 def parse_answer(raw: bytes) -> AnswerHead:
-    """The head in `raw`, which ends with its blank line."""
-    match = _ANSWER.fullmatch(raw)
-    if match is None:
+    """The head in `raw`, which ends with its blank line. Raises BrokenAnswer."""
+    parts = split_answer(raw, _ROLES)
+    if parts is None:
         raise BrokenAnswer("the worker's answer is not HTTP/1")
-    minor, status_text, reason, block = match.groups()
-    status = int(status_text)
-    fields: list[tuple[bytes, bytes]] = []
-    length: int | None = None
-    is_chunked = False
-    keeps_alive = minor == b"1"
-    options: frozenset[bytes] = frozenset()
-    found = _FIELD.findall(block)
-    if b" \r\n" in block or b"\t\r\n" in block:
-        found = [(name, value.rstrip(b"\t ")) for name, value in found]
-    for name, value in found:
-        name = name.lower()
-        fields.append((name, value))
-        if name not in _OF_FRAMING:
-            continue
-        if name == b"content-length":
-            if _LENGTH.fullmatch(value) is None or (length is not None and length != int(value)):
-                raise BrokenAnswer("the worker's content-length is not one decimal number")
-            length = int(value)
-        elif name == b"transfer-encoding":
-            if is_chunked or value.lower() != b"chunked":
-                raise BrokenAnswer("the worker's transfer-encoding is not a plain `chunked`")
-            is_chunked = True
-        elif name == b"connection":
-            wishes = value.lower()
-            keeps_alive = b"close" not in wishes and (keeps_alive or b"keep-alive" in wishes)
-            options = options.union(option.strip() for option in wishes.split(b","))
-    if is_chunked:
-        length = None
+    minor, status, reason, told, is_plain, passed = parts
+    connection = told.get(b"connection")
+    is_unusual = connection is not None and connection.lower() not in _USUAL_CONNECTIONS
+    if not is_plain or is_unusual or _OURS in passed:
+        told, passed = _reread(raw)
+        connection = told.get(b"connection")
+    keeps_alive = minor == 1
+    if connection is not None:
+        wishes = connection.lower()
+        keeps_alive = b"close" not in wishes and (keeps_alive or b"keep-alive" in wishes)
+    length, is_chunked = _answer_framing(told)
     if status < 200 or status in {204, 304}:
         length, is_chunked = 0, False
     return AnswerHead(
-        minor=int(minor), status=status, reason=reason or b"", fields=fields,
-        content_length=length, is_chunked=is_chunked, keeps_alive=keeps_alive,
-        connection_options=options,
+        status=status, reason=reason, passed=passed, content_length=length, is_chunked=is_chunked,
+        keeps_alive=keeps_alive, is_event_stream=_is_event_stream(told),
     )  # fmt: skip
 
 
-def _check_header_bytes(found: list[tuple[bytes, bytes]], max_header_bytes: int) -> None:
-    for name, value in found:
-        if len(name) + len(value) > max_header_bytes:
-            text = f"one header has {len(name) + len(value)} bytes; the limit is {max_header_bytes}"
-            raise ClientError(Refusal(status=431, code="header_too_large", message=text))
+def _reread(raw: bytes) -> tuple[dict[bytes, bytes], bytes]:
+    """What is told and what is passed on where fields are repeated, or where the connection claims
+    fields for itself.
+    """
+    fields = fields_of(raw)
+    told: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if not _ROLES.get(name, 0) & REPORTED:
+            continue
+        is_same_length = name == b"content-length" and told.get(name) == value
+        if name in told and not is_same_length:
+            told[name] += b", " + value
+        else:
+            told[name] = value
+    named = {option.strip() for option in told.get(b"connection", b"").lower().split(b",")}
+    lines: list[bytes] = []
+    seen: set[bytes] = set()
+    for field in fields:
+        name = field[0]
+        if _ROLES.get(name, 0) & DROPPED or name in named or name.startswith(_OURS):
+            continue
+        if name in _KEPT_ONCE and name in seen:
+            continue
+        seen.add(name)
+        lines.append(b"%b: %b\r\n" % field)
+    return told, b"".join(lines)
+
+
+def _answer_framing(told: dict[bytes, bytes]) -> tuple[int | None, bool]:
+    """The length that counts, and whether the body comes in chunks. Raises BrokenAnswer."""
+    length_text = told.get(b"content-length")
+    coding = told.get(b"transfer-encoding")
+    if length_text is not None and _LENGTH.fullmatch(length_text) is None:
+        raise BrokenAnswer("the worker's content-length is not one decimal number")
+    if coding is not None:
+        if coding.lower() != b"chunked":
+            raise BrokenAnswer("the worker's transfer-encoding is not a plain `chunked`")
+        return None, True
+    return (None if length_text is None else int(length_text)), False
+
+
+def _is_event_stream(told: dict[bytes, bytes]) -> bool:
+    kind = told.get(b"content-type", b"")
+    if kind[:17].lower() != b"text/event-stream":
+        return False
+    return told.get(b"content-encoding", b"identity").lower() == b"identity"
 
 
 def _joined(found: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     headers: dict[bytes, bytes] = {}
     for name, value in found:
-        name = name.lower()
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE:

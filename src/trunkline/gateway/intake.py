@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from array import array
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trunkline.gateway.answers import quoted
+from trunkline.gateway.claims import is_json
 from trunkline.gateway.contracts import (
     ChatPrompt,
     ClientError,
@@ -31,6 +31,7 @@ from trunkline.gateway.fields import (
     REFUSED,
     check_fields,
 )
+from trunkline.gateway.head import RequestHead
 from trunkline.gateway.strict_json import (
     decode_object,
     has_negative_zero,
@@ -64,19 +65,6 @@ _SESSION_HEADERS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True, kw_only=True)
-class Message:
-    """One whole client message whose head was accepted."""
-
-    request_id: str
-    route: Route
-    method: str
-    path: str
-    headers: dict[bytes, bytes]
-    body: bytes
-    is_json: bool
-
-
 class Intake:
     """Makes requests of messages, under the limits it was built with."""
 
@@ -97,23 +85,25 @@ class Intake:
         self._max_model_len = max_model_len
         self._counters = counters
 
-    def request(self, message: Message) -> InferenceRequest:
-        """The request in `message`. Raises ClientError."""
-        scope = message.headers.get(b"x-cache-scope")
+    def request(
+        self, head: RequestHead, route: Route, body: bytes, request_id: str
+    ) -> InferenceRequest:
+        """The request in a whole message whose head was accepted. Raises ClientError."""
+        scope = head.headers.get(b"x-cache-scope")
         if scope is not None:
             _refuse_scope(scope)
         request = InferenceRequest(
-            request_id=message.request_id,
-            route=message.route,
-            method=message.method,
-            path=message.path,
-            body=message.body,
+            request_id=request_id,
+            route=route,
+            method=head.method,
+            path=head.target.decode("ascii"),
+            body=body,
         )
-        if message.route is not Route.OTHER:
+        if route is not Route.OTHER:
             self._fill(request)
-        elif message.body and (message.is_json or _OBJECT.match(message.body) is not None):
+        elif body and (is_json(head) or _OBJECT.match(body) is not None):
             self._strip(request)
-        hint = _header_hint(message.headers)
+        hint = _header_hint(head.headers)
         if hint is not None:
             request.session = hint
         return request

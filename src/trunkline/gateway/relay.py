@@ -20,12 +20,6 @@ _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})')
 _HELD_BYTES = 64 << 10
 """Longest piece of a chunk held back; a longer chunk is passed on in parts."""
 
-_DROPPED = frozenset({
-    b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id",
-})  # fmt: skip
-_KEPT_ONCE = frozenset({b"date", b"server", b"content-type", b"content-encoding"})
-
 
 class Framing(Enum):
     """How the worker's body comes, and with it how it is passed on."""
@@ -68,7 +62,7 @@ class Relay:
         self._client = client
         self._remaining = head.content_length or 0
         self._reader: ChunkReader | None = None
-        self._is_events = _is_event_stream(head)
+        self._is_events = head.is_event_stream
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._is_mid_chunk = False
@@ -252,26 +246,15 @@ class Relay:
 
 
 def rewrite(head: AnswerHead, relay: Relay, own: bytes, *, closes: bool) -> bytes:
-    """The head for the client: the worker's fields less those of its connection, then our `own`."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
-    named = head.connection_options
-    seen: set[bytes] = set()
-    for field in head.fields:
-        name = field[0]
-        if name in _DROPPED or name in named or name[:12] == b"x-trunkline-":
-            continue
-        if name in _KEPT_ONCE:
-            if name in seen:
-                continue
-            seen.add(name)
-        lines.append(b"%b: %b\r\n" % field)
+    """The head for the client: what the worker's passes on, the framing, our `own` lines."""
+    framing = b""
     if relay.is_chunked_out:
-        lines.append(b"transfer-encoding: chunked\r\n")
+        framing = b"transfer-encoding: chunked\r\n"
     elif relay.framing is Framing.COUNTED:
-        lines.append(b"content-length: %d\r\n" % (head.content_length or 0))
-    lines.append(own)
-    lines.append(b"connection: close\r\n\r\n" if closes or relay.ends_by_closing else b"\r\n")
-    return b"".join(lines)
+        framing = b"content-length: %d\r\n" % (head.content_length or 0)
+    end = b"connection: close\r\n\r\n" if closes or relay.ends_by_closing else b"\r\n"
+    first = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)
+    return b"".join((first, head.passed, framing, own, end))
 
 
 def _framing(head: AnswerHead, *, takes_chunks: bool) -> Framing:
@@ -280,13 +263,3 @@ def _framing(head: AnswerHead, *, takes_chunks: bool) -> Framing:
     if head.is_chunked:
         return Framing.CHUNKED if takes_chunks else Framing.UNCHUNKED
     return Framing.REST if head.content_length is None else Framing.COUNTED
-
-
-def _is_event_stream(head: AnswerHead) -> bool:
-    kind = b""
-    for name, value in head.fields:
-        if name == b"content-type":
-            kind = value
-        elif name == b"content-encoding" and value.lower() != b"identity":
-            return False  # we cannot add a line to what is compressed
-    return kind[:17].lower() == b"text/event-stream"

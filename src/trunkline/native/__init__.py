@@ -1,10 +1,29 @@
-"""The two hot pure functions, compiled where a compiler was there at install, in Python otherwise.
+"""The hot pure functions, compiled where a compiler was there at install, in Python otherwise.
 
-`IMPLEMENTATION` says which one runs; results are equal (`tests/model/test_native_twins.py`).
-Set `TRUNKLINE_PURE=1` before the first import to force the Python versions.
+`IMPLEMENTATION` says which ones run; results are equal (`tests/model/test_native_twins.py`,
+`test_head_twins.py`). Set `TRUNKLINE_PURE=1` before the first import to force the Python versions.
 """
 
-from trunkline.native._choice import IMPLEMENTATION, BlockIndex, chain_keys
+from trunkline.native._choice import (
+    IMPLEMENTATION,
+    BlockIndex,
+    chain_keys,
+    split_answer,
+    split_request,
+)
+from trunkline.native._heads import DROPPED, REPORTED, fields_of
 from trunkline.native.codes import CONFLICT, FULL, UNKNOWN_PARENT
 
-__all__ = ["CONFLICT", "FULL", "IMPLEMENTATION", "UNKNOWN_PARENT", "BlockIndex", "chain_keys"]
+__all__ = [
+    "CONFLICT",
+    "DROPPED",
+    "FULL",
+    "IMPLEMENTATION",
+    "REPORTED",
+    "UNKNOWN_PARENT",
+    "BlockIndex",
+    "chain_keys",
+    "fields_of",
+    "split_answer",
+    "split_request",
+]

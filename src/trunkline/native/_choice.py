@@ -13,16 +13,18 @@ IMPLEMENTATION: Literal["compiled", "pure"]
 
 if TYPE_CHECKING or os.environ.get("TRUNKLINE_PURE") == "1":
     from trunkline.native._fallback import BlockIndex, chain_keys
+    from trunkline.native._heads import split_answer, split_request
 
     IMPLEMENTATION = "pure"
 else:
     try:
-        from trunkline.native._core import BlockIndex, chain_keys
+        from trunkline.native._core import BlockIndex, chain_keys, split_answer, split_request
 
         IMPLEMENTATION = "compiled"
     except ImportError:
         from trunkline.native._fallback import BlockIndex, chain_keys
+        from trunkline.native._heads import split_answer, split_request
 
         IMPLEMENTATION = "pure"
 
-__all__ = ["IMPLEMENTATION", "BlockIndex", "chain_keys"]
+__all__ = ["IMPLEMENTATION", "BlockIndex", "chain_keys", "split_answer", "split_request"]

@@ -2,10 +2,13 @@
 // a buffer; results and errors equal those of `_fallback.py`, whose docstrings describe both.
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include "blake2b.hpp"
+#include "head.hpp"
 #include "index.hpp"
 
 namespace nb = nanobind;
@@ -244,14 +247,81 @@ class BlockIndex {
   Index index_;
 };
 
+// -- heads ------------------------------------------------------------------------------------------
+
+enum : long { kReported = 1, kDropped = 2 };
+
+std::string_view view_of(const nb::bytes& value) { return {value.c_str(), value.size()}; }
+
+nb::bytes bytes_from(std::string_view span) { return nb::bytes(span.data(), span.size()); }
+
+nb::bytes lowered(std::string_view name) {
+  nb::bytes made = blank_bytes(name.size());
+  char* out = PyBytes_AS_STRING(made.ptr());
+  for (const char letter : name) *out++ = lower(letter);
+  return made;
+}
+
+void put(const nb::dict& into, const nb::bytes& name, std::string_view value) {
+  if (PyDict_SetItem(into.ptr(), name.ptr(), bytes_from(value).ptr()) != 0) throw nb::python_error();
+}
+
+nb::object split_request_head(const nb::bytes& raw) {
+  RequestParts parts;
+  if (!split_request(view_of(raw), parts)) return nb::none();
+  nb::dict fields;
+  std::size_t longest = 0;
+  for (const Field& field : parts.fields) {
+    put(fields, lowered(field.name), field.value);
+    longest = std::max(longest, field.name.size() + field.value.size());
+  }
+  return nb::make_tuple(nb::str(parts.method.data(), parts.method.size()), bytes_from(parts.target),
+                        parts.minor, fields, parts.fields.size(), longest);
+}
+
+long role_of(const nb::dict& roles, const nb::bytes& name) {
+  PyObject* role = PyDict_GetItemWithError(roles.ptr(), name.ptr());
+  if (role == nullptr) {
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return 0;
+  }
+  const long bits = PyLong_AsLong(role);
+  if (bits == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return bits;
+}
+
+nb::object split_answer_head(const nb::bytes& raw, const nb::dict& roles) {
+  AnswerParts parts;
+  if (!split_answer(view_of(raw), parts)) return nb::none();
+  nb::dict told;
+  bool is_plain = true;
+  std::string passed;
+  passed.reserve(raw.size());
+  for (const Field& field : parts.fields) {
+    const nb::bytes name = lowered(field.name);
+    const long role = role_of(roles, name);
+    if ((role & kReported) != 0) {
+      is_plain = is_plain && !told.contains(name);
+      put(told, name, field.value);
+    }
+    if ((role & kDropped) == 0) {
+      passed.append(view_of(name)).append(": ").append(field.value).append("\r\n");
+    }
+  }
+  return nb::make_tuple(parts.minor, parts.status, bytes_from(parts.reason), told, is_plain,
+                        bytes_from(passed));
+}
+
 }  // namespace
 }  // namespace trunkline
 
 NB_MODULE(_core, m) {
   using trunkline::BlockIndex;
-  m.doc() = "Compiled twins of trunkline.native._fallback, where everything is described.";
+  m.doc() = "Compiled twins of trunkline.native._fallback and _heads, where everything is described.";
   m.def("chain_keys", &trunkline::chain, "key"_a, "root"_a, "tokens"_a, "block_tokens"_a,
         "extra"_a = nb::bytes("", 0));
+  m.def("split_request", &trunkline::split_request_head, "raw"_a);
+  m.def("split_answer", &trunkline::split_answer_head, "raw"_a, "roles"_a);
   nb::class_<BlockIndex>(m, "BlockIndex")
       .def(nb::init<std::int64_t, const nb::int_&>(), "max_blocks"_a, "seed"_a = 0)
       .def("add_namespace", &BlockIndex::add_namespace, "key"_a, "root"_a)
