@@ -49,6 +49,10 @@ class State(Enum):
     CLOSED = "closed"
 
 
+# In Python 3.11 a member costs 50 ns more where it is looked up in its class.
+HEAD, BODY, BUSY, LINGER, CLOSED = State
+
+
 class ClientConnection(asyncio.Protocol):
     """See the module. The front owns it; an exchange calls `refuse` and `exchange_over`."""
 
@@ -62,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, front: Front) -> None:
         self._front = front
         self._transport: asyncio.Transport | None = None
-        self._state = State.HEAD
+        self._state = HEAD
         self._inbox = Inbox()
         self._head: RequestHead | None = None
         self._route: Route | Local | None = None
@@ -114,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
     def exchange_over(self, result: Result) -> None:
         self._exchange = None
         self._log(result)
-        if self._state is State.CLOSED:
+        if self._state is CLOSED:
             return
         if result.ending is Ending.RESET:
             self.transport.abort()
@@ -138,17 +142,17 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_message(Refusal(status=503, code="too_many_connections", message=text))
 
     def data_received(self, data: bytes) -> None:
-        if self._state is State.BUSY:
+        if self._state is BUSY:
             self._keep_ahead(data)
             return
-        if self._state is State.LINGER or self._state is State.CLOSED:
+        if self._state is LINGER or self._state is CLOSED:
             return
         self._inbox.add(data)
         if not self._is_turn_due:
             self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._state = State.CLOSED
+        self._state = CLOSED
         self._front.forget(self)
         if self._exchange is not None:
             self._exchange.client_gone()
@@ -184,11 +188,11 @@ class ClientConnection(asyncio.Protocol):
         """
         left = MESSAGES_PER_TURN
         while not self.is_paused:
-            if self._state is State.HEAD:
+            if self._state is HEAD:
                 if not self._inbox.left or not self._read_head():
                     break
                 continue
-            if self._state is not State.BODY or not self._read_body():
+            if self._state is not BODY or not self._read_body():
                 break
             left -= 1
             if left == 0 and self._inbox.left:
@@ -210,7 +214,7 @@ class ClientConnection(asyncio.Protocol):
         """Read the socket only while what comes can be taken. A request in flight always lets us
         read, since that is how we learn that the client left.
         """
-        is_reading = self._state is State.HEAD or self._state is State.BODY
+        is_reading = self._state is HEAD or self._state is BODY
         is_held = is_reading and (self.is_paused or self._is_turn_due)
         if is_held is not self._is_held and not self.transport.is_closing():
             self._is_held = is_held
@@ -277,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
     def _begin_body(self, head: RequestHead, *, has_body: bool) -> None:
         if expects_answer(head) and has_body and not self._inbox.left and head.minor == 1:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._state = State.BODY
+        self._state = BODY
         self._pieces = []
         self._body_left = head.content_length
         self._reader = None
@@ -349,7 +353,7 @@ class ClientConnection(asyncio.Protocol):
             self._front.counters.count_refusal(answer.code)
             self._answer(answer)
             return
-        self._state = State.BUSY
+        self._state = BUSY
         self._exchange = Exchange(self._front.line, self, request, head.headers)
         self._exchange.start()
 
@@ -383,7 +387,7 @@ class ClientConnection(asyncio.Protocol):
         self._close(is_drained=False)
 
     def _wait_for_next(self) -> None:
-        self._state = State.HEAD
+        self._state = HEAD
         self._head = None
         self._is_idle = True
         self._deadline_s = self._front.now_s() + self._front.limits.idle_timeout_ms / 1_000.0
@@ -394,7 +398,7 @@ class ClientConnection(asyncio.Protocol):
         """
         self._inbox.clear()
         self._pieces = []
-        self._state = State.LINGER
+        self._state = LINGER
         self._deadline_s = self._front.now_s() + LINGER_S
         self._pace()
         if is_drained or not self.transport.can_write_eof():
@@ -412,18 +416,18 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._exchange is not None:
             self._exchange.check(now_s)
-        elif now_s > self._deadline_s and self._state is not State.CLOSED:
+        elif now_s > self._deadline_s and self._state is not CLOSED:
             self._time_out()
 
     def _time_out(self) -> None:
         has_unread = self.transport.get_write_buffer_size() > 0
-        if self.is_paused or (has_unread and self._is_idle and self._state is State.HEAD):
+        if self.is_paused or (has_unread and self._is_idle and self._state is HEAD):
             # It still fetches an answer, and may not be read from: the write stall decides.
             self._deadline_s = self._front.now_s() + self._front.limits.idle_timeout_ms / 1_000.0
-        elif self._state is State.BODY or (self._state is State.HEAD and self._inbox.left):
+        elif self._state is BODY or (self._state is HEAD and self._inbox.left):
             text = "the request did not arrive in time"
             self._refuse_message(Refusal(status=408, code="request_timeout", message=text))
-        elif self._state is State.LINGER and has_unread:
+        elif self._state is LINGER and has_unread:
             self._deadline_s = float("inf")  # the write stall decides
         else:
             self.transport.abort()
@@ -442,14 +446,14 @@ class ClientConnection(asyncio.Protocol):
         """The front ends: finish what is open with an error, and close."""
         if self._exchange is not None:
             self._exchange.stop(error)
-        if self._state in {State.HEAD, State.BODY}:
+        if self._state in {HEAD, BODY}:
             self.transport.close()
 
     def abort(self) -> None:
         self.transport.abort()
 
     def close_if_idle(self) -> None:
-        if self._state is State.HEAD and not self._inbox.left:
+        if self._state is HEAD and not self._inbox.left:
             self.transport.close()
 
     def _log(self, result: Result) -> None:

@@ -30,8 +30,16 @@ from trunkline.gateway.contracts import (
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer, parse_answer
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
-from trunkline.gateway.phases import Phase, overdue
-from trunkline.gateway.relay import Framing, Relay, rewrite
+from trunkline.gateway.phases import (
+    ANSWERING,
+    CONNECTING,
+    DONE,
+    PAUSING,
+    PICKING,
+    WAITING,
+    overdue,
+)
+from trunkline.gateway.relay import REST, Relay, rewrite
 from trunkline.gateway.retry import backoff_ms
 from trunkline.gateway.upstream import WorkerConnection, request_head
 
@@ -62,7 +70,7 @@ class Exchange:
         self._client = client
         self._request = request
         self._headers = headers
-        self._phase = Phase.PICKING
+        self._phase = PICKING
         self._tried: frozenset[WorkerId] = frozenset()
         self._attempts = 0
         self._pick: Pick | None = None
@@ -93,7 +101,7 @@ class Exchange:
 
     def _next_attempt(self) -> None:
         self._pause = None
-        self._phase = Phase.PICKING
+        self._phase = PICKING
         self._timed_from_s = self._line.now_s()
         try:
             try:
@@ -117,9 +125,9 @@ class Exchange:
                 outcome = error
             self._picking = None
             if not isinstance(outcome, Pick):
-                if self._phase is not Phase.DONE:
+                if self._phase is not DONE:
                     self._no_pick(outcome)
-            elif self._phase is Phase.DONE:
+            elif self._phase is DONE:
                 self._line.picker.ended(outcome, AttemptEnd.CLIENT_GONE, None)
             else:
                 self._picked(outcome)
@@ -167,14 +175,14 @@ class Exchange:
             self._send(link, pick)
 
     def _connect(self, pick: Pick) -> None:
-        self._phase = Phase.CONNECTING
+        self._phase = CONNECTING
         self._timed_from_s = self._line.now_s()
         self._line.spawn(self._await_connection(pick))
 
     async def _await_connection(self, pick: Pick) -> None:
         try:
             link = await self._line.pool.connect(pick.endpoint)
-            if self._pick is pick and self._phase is Phase.CONNECTING:
+            if self._pick is pick and self._phase is CONNECTING:
                 self._send(link, pick)
             else:
                 link.release(is_reusable=True)
@@ -185,7 +193,7 @@ class Exchange:
             self._bug(error)
 
     def _send(self, link: WorkerConnection, pick: Pick) -> None:
-        self._phase = Phase.WAITING
+        self._phase = WAITING
         self._timed_from_s = self._line.now_s()
         self._buffer = b""
         self._has_answer_bytes = False
@@ -275,7 +283,7 @@ class Exchange:
 
     def _answer(self, link: WorkerConnection, head: AnswerHead, body: bytes) -> None:
         client = self._client
-        self._phase = Phase.ANSWERING
+        self._phase = ANSWERING
         self._has_moved = False
         self._timed_from_s = self._line.now_s()
         self._link = link
@@ -337,7 +345,7 @@ class Exchange:
         return False
 
     def _retry_later(self) -> None:
-        self._phase = Phase.PAUSING
+        self._phase = PAUSING
         self._timed_from_s = self._line.now_s()
         pause_ms = backoff_ms(self._line.retry, self._attempts - 1, self._line.dice)
         self._pause = self._line.call_later(pause_ms / 1_000.0, self._next_attempt)
@@ -348,7 +356,7 @@ class Exchange:
         assert relay is not None, "answered without a relay"
         self._link = None
         if link is not None:
-            link.release(is_reusable=self._is_link_reusable and relay.framing is not Framing.REST)
+            link.release(is_reusable=self._is_link_reusable and relay.framing is not REST)
         is_good = self._status < 500
         tells_reuse = self._status < 300 and self._request.route is not Route.OTHER
         cached = relay.cached_tokens() if tells_reuse else None
@@ -374,7 +382,7 @@ class Exchange:
 
     def client_gone(self) -> None:
         """The client left. The worker is told at once, by closing, and is not blamed."""
-        if self._phase is Phase.DONE:
+        if self._phase is DONE:
             return
         self._drop_link()
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
@@ -382,9 +390,9 @@ class Exchange:
 
     def stop(self, error: GatewayError) -> None:
         """The gateway ends it: a shutdown whose grace is over."""
-        if self._phase is Phase.DONE:
+        if self._phase is DONE:
             return
-        if self._phase is Phase.ANSWERING:
+        if self._phase is ANSWERING:
             self._broken(error, AttemptEnd.CLIENT_GONE)
             return
         self._drop_link()
@@ -394,7 +402,7 @@ class Exchange:
     def _bug(self, error: Exception) -> None:
         """An error that nobody foresaw ends this request alone, and with an answer."""
         self._count_bug(error)
-        if self._phase is Phase.DONE:
+        if self._phase is DONE:
             return
         ours = GatewayError("the gateway failed to serve this request")
         if self._relay is not None:
@@ -418,8 +426,8 @@ class Exchange:
 
     def _finish(self, status: int, code: str, ending: Ending) -> None:
         assert self._pick is None, "an exchange finished with an open attempt"
-        assert self._phase is not Phase.DONE, "an exchange finished twice"
-        self._phase = Phase.DONE
+        assert self._phase is not DONE, "an exchange finished twice"
+        self._phase = DONE
         self._drop_pick()
         counters = self._line.counters
         counters.active_requests -= 1
@@ -471,7 +479,7 @@ class Exchange:
     def check(self, now_s: float) -> None:
         """Called a few times a second: ends what waits for too long."""
         limits = self._line.upstream
-        is_answer_due = self._phase is Phase.ANSWERING or self._phase is Phase.WAITING
+        is_answer_due = self._phase is ANSWERING or self._phase is WAITING
         if self._has_moved or (is_answer_due and self._client.is_paused):
             self._has_moved = False
             self._timed_from_s = now_s
@@ -480,14 +488,13 @@ class Exchange:
         error = overdue(self._phase, waited_ms, limits, self._line.retry)
         if error is None:
             return
-        match self._phase:
-            case Phase.ANSWERING:
-                self._broken(error)
-            case Phase.PICKING:
-                self._refuse(error)
-            case Phase.PAUSING:
-                if self._pause is not None:
-                    self._pause.cancel()
-                self._next_attempt()
-            case _:
-                self._attempt_failed(error)
+        if self._phase is ANSWERING:
+            self._broken(error)
+        elif self._phase is PICKING:
+            self._refuse(error)
+        elif self._phase is PAUSING:
+            if self._pause is not None:
+                self._pause.cancel()
+            self._next_attempt()
+        else:
+            self._attempt_failed(error)

