@@ -29,6 +29,8 @@ class Verb:
     options: str
     """Called with the parser; empty for a verb without options."""
     examples: tuple[str, ...]
+    usage: str = "[options]"
+    """What follows the verb on the first line of its help."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,7 +86,7 @@ def build_parser(name: str) -> Parser:
     verb = VERBS[name]
     parser = Parser(
         prog=f"trunkline {name}",
-        usage="trunkline serve --worker-urls URL [URL ...] [options]" if name == "serve" else None,
+        usage=f"trunkline {name} {verb.usage}".rstrip(),
         description=verb.summary,
         epilog="examples:\n" + "\n".join(f"  {line}" for line in verb.examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -173,6 +175,7 @@ VERBS: Mapping[str, Verb] = {
             "TRUNKLINE_PORT=8080 trunkline serve --print-config",
             "trunkline serve --host 0.0.0.0 --api-key @/run/secrets/client-key",
         ),
+        usage="[--worker-urls URL ...] [options]",
     ),
     "worker": Verb(
         summary="Run a simulated worker: an engine's HTTP and cache events without a GPU.",
@@ -184,13 +187,25 @@ VERBS: Mapping[str, Verb] = {
         summary="Play a trace through the fleet model; exit code 1 if a bar is missed.",
         run="trunkline.wiring:simulate",
         options="trunkline.sim.command:add_arguments",
-        examples=("trunkline simulate W1", "trunkline simulate W2 --seed 7"),
+        examples=(
+            "trunkline simulate W1",
+            "trunkline simulate W2 --policy least_queue --no-baselines --json",
+            "trunkline simulate W1 --event-delay-ms 5000 --fail-if 'hit_tokens_ratio<0.3'",
+            "trunkline simulate W3 --kill-worker-at 0.5",
+        ),
+        usage="WORKLOAD [options]",
     ),
     "replay": Verb(
         summary="Play a trace through a real gateway; exit code 1 on a false hit or a missed bar.",
         run="trunkline.wiring:replay",
-        options="trunkline.replay.command:add_arguments",
-        examples=("trunkline replay", "trunkline replay --help"),
+        options="trunkline.replay.flags:add_arguments",
+        examples=(
+            "trunkline replay W1-smoke --load 0.5 --workers 8 --time-scale 0.1"
+            " --tokens-per-block 16",
+            "trunkline replay W5 --policies cache_aware --bar 'ttft_ms.p95<=200,false_hits==0'",
+            "trunkline replay my-trace.jsonl.gz --target http://10.0.0.1:30000 --no-verify",
+        ),
+        usage="[TRACE] [options]",
     ),
     "demo": Verb(
         summary="The tour: a gateway and simulated workers on this machine.",

@@ -446,14 +446,15 @@ async def _replay(args: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(_OWN_MODEL)
     fleets = ProcessFleets(fetch=fetch, decode=tokenizer.decode, vocab_size=tokenizer.vocab_size)
     async with fleets:
-        return await command.run(
-            args,
+        parts = command.ReplayParts(
             clock=SystemClock(),
             start_fleet=fleets.start,
+            fetch=fetch,
             traces_dir=traces_dir(),
             out=sys.stdout,
             err=sys.stderr,
         )
+        return await command.run(args, parts)
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:

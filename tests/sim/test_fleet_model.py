@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.errors import ConfigError
+from trunkline.replay.bars import flatten
 from trunkline.replay.workloads import find_workload, load_workload
 from trunkline.sim import command
 from trunkline.sim.model import FleetModel, ModelOptions, Outcome
@@ -168,3 +170,26 @@ def test_options_out_of_bounds_are_refused_by_name(words: tuple[str, ...]) -> No
 def test_fail_if_turns_a_figure_into_an_exit_code() -> None:
     words = ("W2-smoke", "--no-baselines", "--fail-if", "ttft_ms.p99>1")
     assert simulate(*words)[0] == 1
+
+
+def test_a_figure_that_no_run_has_is_refused_before_the_run() -> None:
+    stream = io.StringIO()
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    for expression, said in (
+        ("hit_ratio<1", "did you mean hit_tokens_ratio?"),
+        ("weather>0", "`trunkline simulate --figures` lists them"),
+        ("lost>baselines.random.lost", "random is no baseline of this run"),
+    ):
+        args = parser.parse_args(["W2-smoke", "--fail-if", expression])
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            command.run(
+                args, traces_dir=TRACES, clock=SystemClock(), out=stream, progress_out=stream
+            )
+    assert stream.getvalue() == "", "no model ran"
+
+
+def test_every_figure_of_a_run_is_known_before_it() -> None:
+    _, figures = simulate("W2-smoke")
+    del figures["bars"]
+    assert set(flatten(figures)) == set(flatten(command._specimen(figures["baselines"])))

@@ -71,13 +71,23 @@ def test_the_text_shows_policies_side_by_side_with_ratios_to_least_queue() -> No
 
 def test_what_was_won_is_said_in_one_sentence_and_so_is_a_loss() -> None:
     assert (
-        "Against least_queue, cache_aware computed 67% fewer prompt tokens"
+        "Against least_queue, cache_aware: computed 67% fewer prompt tokens"
         " and gave the first token 75% sooner on average."
         in " ".join(render_text(report()).split())
     )
     lost = report(runs=[run("cache_aware", 0.2, 400.0), run("least_queue", 0.4, 200.0)])
     assert "computed 33% more prompt tokens" in render_text(lost)
-    assert "100% later" in render_text(lost)
+    assert "100% later" in " ".join(render_text(lost).split())
+
+
+def test_a_difference_of_nothing_is_called_none() -> None:
+    same = report(runs=[run("cache_aware", 0.4, 200.0), run("least_queue", 0.4, 200.0)])
+    text = " ".join(render_text(same).split())
+    assert "no difference in prompt tokens computed and no difference in mean TTFT." in text
+    assert "0%" not in text
+    sooner = report(runs=[run("cache_aware", 0.4, 100.0), run("least_queue", 0.4, 200.0)])
+    text = " ".join(render_text(sooner).split())
+    assert "no difference in prompt tokens computed; gave the first token 50% sooner" in text
 
 
 def test_columns_line_up() -> None:
@@ -100,6 +110,18 @@ def test_false_hits_stand_in_a_box_of_their_own_and_fail_the_run() -> None:
 def test_unchecked_answers_are_not_sold_as_no_false_hits() -> None:
     unchecked = report(runs=[run("cache_aware", 0.8, 50.0, Verdict.UNCHECKED)])
     assert "no answer was checked" in render_text(unchecked)
+
+
+def test_where_nothing_was_checked_the_report_says_why_and_shows_no_number() -> None:
+    why = "--no-verify was given; leave it out where the workers are simulated"
+    unchecked = replace(run("cache_aware", 0.8, 50.0, Verdict.UNCHECKED), unchecked=why)
+    text = render_text(report(runs=[unchecked]))
+    assert "FALSE HITS   not checked" in text
+    assert f"no answer was checked: {why}" in text
+    assert max(map(len, text.splitlines())) <= 100
+    page = render_page(report(runs=[unchecked]))
+    assert ">not checked</b>" in page
+    assert why in page
 
 
 def test_a_missed_bar_or_a_run_without_answers_fails() -> None:

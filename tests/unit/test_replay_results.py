@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trunkline.errors import ConfigError
-from trunkline.replay.bars import check_bars, parse_bars
+from trunkline.replay.bars import check_bars, check_names, flatten, parse_bars
 from trunkline.replay.counters import (
     FleetCounters,
     Quantiles,
@@ -17,6 +17,7 @@ from trunkline.replay.counters import (
     parse_metrics,
     percentile,
 )
+from trunkline.replay.figures import listing, specimen
 from trunkline.replay.records import RequestRecord, Verdict, read_decision
 from trunkline.replay.results import MAX_REASONS, RunFacts, Summary, summarise
 
@@ -174,11 +175,41 @@ def test_what_is_no_bar_is_refused_with_what_was_expected(text: str) -> None:
         parse_bars(text)
 
 
-def test_an_unknown_figure_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no figure 'hit_ratio'; known are .*hit_tokens_ratio"):
-        check_bars(parse_bars("hit_ratio>=0.5"), judged().as_dict())
-    with pytest.raises(ConfigError, match=r"no figure 'baselines\.nobody\.lost'"):
-        check_bars(parse_bars("lost<=baselines.nobody.lost"), judged().as_dict())
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("hit_ratio>=0.5", "no figure 'hit_ratio'; did you mean hit_tokens_ratio?"),
+        ("ttft_ms.p96<=1", "did you mean ttft_ms.p9"),
+        ("lost<=weather", "bar 'lost<=weather': no figure 'weather'; `trunkline x` lists them"),
+        ("lost<=2*baselines.nobody.lost", "nobody is no baseline of this run; its baselines: lq"),
+        ("ttft_ms>1", "no figure 'ttft_ms'"),
+        ("requests>=1,lost==0,hits>1", "no figure 'hits'"),
+    ],
+)
+def test_a_figure_that_no_run_has_is_refused_in_one_short_line(expression: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_names(parse_bars(expression), specimen(["lq"]), "trunkline x")
+    assert said in str(caught.value)
+    assert "`trunkline x` lists them" in str(caught.value) or "no baseline" in str(caught.value)
+    assert len(str(caught.value)) < 160
+
+
+def test_every_figure_of_a_run_is_known_before_it_and_listed() -> None:
+    before, after = specimen(["least_queue"]), judged().as_dict()
+    measured = {name for name, value in flatten(after).items() if value is not None}
+    assert {name for name in measured if "worker_work." not in name} <= set(flatten(before))
+    page = listing(before)
+    for name in after:
+        is_named = name not in ("workload", "policy", "baselines", "worker_work", "lost_reasons")
+        assert (f"\n  {name}" in page) == is_named, name
+    assert "\n  ttft_ms.{mean,p50,p95,p99}\n" in page
+    assert page.count("\n") < 35
+
+
+def test_what_the_run_itself_names_may_be_in_a_bar_and_fails_where_it_did_not_come() -> None:
+    bars = parse_bars("worker_work.w9>0,lost_reasons.reset<1")
+    check_names(bars, specimen(), "trunkline x")
+    assert [check.is_passed for check in check_bars(bars, judged().as_dict())] == [False, False]
 
 
 METRICS = """\

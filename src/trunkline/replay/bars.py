@@ -2,18 +2,20 @@
 
 A bar must hold; with `--fail-if` the run fails where the expression is true. The right side may
 name another figure, with a factor: `ttft_ms.p95<=1.02*baselines.least_queue.ttft_ms.p95`. A figure
-that was not measured never passes. Read `report.py` next.
+that was not measured never passes. Names are checked before a run, by `check_names`; `figures.py`
+knows them. Read `report.py` next.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, cast
 
+from trunkline.config import nearest
 from trunkline.errors import ConfigError
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -29,6 +31,9 @@ _NUMBER = r"-?[0-9]+(?:_?[0-9])*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 _BAR = re.compile(
     rf"\s*({_KEY})\s*(>=|<=|==|!=|>|<)\s*(?:({_NUMBER})\s*\*\s*({_KEY})|({_NUMBER})|({_KEY}))\s*"
 )
+
+OPEN_GROUPS = ("worker_work", "lost_reasons")
+"""Figures below these are named by what happens in the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +91,20 @@ def parse_bars(expression: str, *, is_failure: bool = False) -> list[Bar]:
     return bars
 
 
-def check_bars(bars: list[Bar], figures: Mapping[str, Any]) -> list[Check]:
-    """Hold a run's figures (`Summary.as_dict()`) against bars. Raises ConfigError for unknown
-    figures.
+def check_names(bars: Iterable[Bar], figures: Mapping[str, Any], manual: str) -> None:
+    """Raises ConfigError for a figure that no run can have. `figures` is a specimen of a run's.
+
+    `manual` is the command that lists them.
     """
+    known = flatten(figures)
+    for bar in bars:
+        for key in (bar.key, bar.right_key):
+            if key and key not in known and key.partition(".")[0] not in OPEN_GROUPS:
+                raise ConfigError(f"bar {bar.text!r}: {_unknown(key, figures, manual)}")
+
+
+def check_bars(bars: list[Bar], figures: Mapping[str, Any]) -> list[Check]:
+    """Hold a run's figures (`Summary.as_dict()`) against bars."""
     known = flatten(figures)
     return [_checked(bar, known) for bar in bars]
 
@@ -107,10 +122,10 @@ def flatten(figures: Mapping[str, Any], prefix: str = "") -> dict[str, float | N
 
 
 def _checked(bar: Bar, known: Mapping[str, float | None]) -> Check:
-    measured = _figure(bar.key, known)
+    measured = known.get(bar.key)
     limit: float | None = bar.number
     if bar.right_key:
-        other = _figure(bar.right_key, known)
+        other = known.get(bar.right_key)
         limit = None if other is None else bar.number * other
     if measured is None or limit is None or not isfinite(measured):
         return Check(bar=bar, measured=measured, limit=limit, is_passed=False)
@@ -118,14 +133,16 @@ def _checked(bar: Bar, known: Mapping[str, float | None]) -> Check:
     return Check(bar=bar, measured=measured, limit=limit, is_passed=is_true != bar.is_failure)
 
 
-def _figure(key: str, known: Mapping[str, float | None]) -> float | None:
-    if key in known:
-        return known[key]
-    parents = [key[:index] for index, letter in enumerate(key) if letter == "."]
-    if any(parent in known and known[parent] is None for parent in parents):
-        return None  # `ttft_ms.p99` of a run in which no request had a first token
-    names = [name for name in known if not name.startswith(("worker_work.", "lost_reasons."))]
-    raise ConfigError(f"no figure {key!r}; known are {', '.join(names)}")
+def _unknown(key: str, figures: Mapping[str, Any], manual: str) -> str:
+    """Why `key` is no figure of this run, and what to do."""
+    baselines: Mapping[str, Any] = figures.get("baselines", {})
+    policy = key.split(".")[1] if key.startswith("baselines.") else ""
+    if policy and policy not in baselines:
+        others = ", ".join(baselines) or "none"
+        return f"{policy} is no baseline of this run; its baselines: {others}"
+    near = nearest(key, flatten(figures))
+    hint = f"did you mean {near}? " if near else ""
+    return f"no figure {key!r}; {hint}`{manual}` lists them"
 
 
 def _shown(value: float | None) -> str:

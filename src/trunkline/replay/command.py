@@ -1,15 +1,14 @@
-"""`trunkline replay`: flags, and one run for each policy.
+"""`trunkline replay`: one run for each policy, then the report.
 
 Replay does not know how to start a fleet; `wiring.py` hands it a `StartFleet`. With `--target` it
 sends to a gateway that is there already. Owns exit codes: 0 passed, 1 a false hit, a missed bar or
-nothing measured. Read `run.py` for what happens in between.
+nothing measured. Read `run.py` for what happens in between, `flags.py` for the flags.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +17,15 @@ from typing import TextIO
 from trunkline.core.profiles import fifo_profile
 from trunkline.errors import ConfigError, TraceError
 from trunkline.ports.clock import Clock
-from trunkline.replay.bars import Bar, check_bars, parse_bars
+from trunkline.ports.worker import Fetch
+from trunkline.replay import flags
+from trunkline.replay.bars import Bar, check_bars, check_names, parse_bars
 from trunkline.replay.client import ClientOptions
+from trunkline.replay.figures import specimen
 from trunkline.replay.formats import ReadOptions, TraceFormat, read_trace
 from trunkline.replay.page import render_page
-from trunkline.replay.plan import FEEDS, FleetPlan, StartFleet
+from trunkline.replay.plan import FleetPlan, StartFleet
+from trunkline.replay.probe import probe
 from trunkline.replay.progress import Progress
 from trunkline.replay.prompts import PromptOptions
 from trunkline.replay.report import PolicyRun, Report, render_text
@@ -32,124 +35,49 @@ from trunkline.replay.traces import TraceRequest, pace, scale_time, spread_ticks
 from trunkline.replay.workloads import Workload, find_workload, load_workload
 
 PASSED, FAILED = 0, 1
-DEFAULT_POLICIES = "cache_aware,least_queue,round_robin"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `trunkline replay`."""
-    add = parser.add_argument
-    add(
-        "trace",
-        nargs="?",
-        default="W5",
-        help="workload (W1 to W5, W1-smoke, W2-smoke) or a trace file",
-    )
-    add(
-        "--target",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="a gateway that is there; repeatable",
-    )
-    add(
-        "--policies",
-        default=DEFAULT_POLICIES,
-        metavar="A,B",
-        help="one run each; the first is judged",
-    )
-    add("--requests", type=int, metavar="N", help="only the first N requests")
-    add("--load", type=float, default=1.0, help="times the workload's rate of arrival")
-    add("--rate", type=float, metavar="PER_S", help="even arrivals, for traces without times")
-    add("--speed", type=float, default=1.0, help="2 halves the time between requests")
-    add(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        help="slow workers and arrivals down by this factor",
-    )
-    add("--workers", type=int, metavar="N", help="simulated workers; the workload's own by default")
-    add("--feed", choices=FEEDS, default="exact", help="how workers tell what they hold")
-    add("--traces-dir", type=Path, metavar="DIR", help="where the workloads' traces lie")
-    add("--format", choices=[f.value for f in TraceFormat], default="auto", help="of a trace file")
-    add("--block-tokens", type=int, metavar="N", help="tokens of a block id in a trace file")
-    add("--time-divisor", type=float, default=1.0, help="divide the times of a trace file")
-    add(
-        "--spread-ticks",
-        action="store_true",
-        help="spread arrivals inside their 3 s ticks (seed 7)",
-    )
-    add(
-        "--tokens-per-block", type=int, metavar="N", help="send each block id as N tokens (lighter)"
-    )
-    add("--max-output-tokens", type=int, metavar="N", help="longest answer to ask for")
-    add("--max-in-flight", type=int, default=1_024, metavar="N", help="requests on the way at most")
-    add(
-        "--sessions",
-        choices=["open", "closed"],
-        default="open",
-        help="closed: turns wait for turns",
-    )
-    add("--timeout-s", type=float, default=600.0, help="longest silence of an answer")
-    add("--model", default="", help="model to ask for")
-    add("--api-key", default="", help="bearer key of the targets")
-    add("--no-verify", action="store_true", help="do not compare answers (real engines)")
-    add("--vocab-size", type=int, default=4_096, help="of the model behind --target")
-    add(
-        "--bar",
-        action="append",
-        default=[],
-        metavar="EXPR",
-        help="must hold: hit_tokens_ratio>=0.85",
-    )
-    add("--fail-if", action="append", default=[], metavar="EXPR", help="fails where true: lost>0")
-    add("--json", type=Path, metavar="FILE", help="write all figures")
-    add(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="write the report with plots (needs trunkline[report])",
-    )
-    add("--seed", type=int, default=0, help="prompts of different seeds share nothing")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayParts:
+    """What a replay is given of the world."""
+
+    clock: Clock
+    start_fleet: StartFleet
+    fetch: Fetch
+    """For the one question to each target, whether it is there."""
+    traces_dir: Path
+    out: TextIO
+    err: TextIO
 
 
-async def run(
-    arguments: argparse.Namespace,
-    *,
-    clock: Clock,
-    start_fleet: StartFleet,
-    traces_dir: Path,
-    out: TextIO,
-    err: TextIO,
-) -> int:
+async def run(arguments: argparse.Namespace, parts: ReplayParts) -> int:
     """Replay as asked, print the report, write the files; the answer is the exit code.
 
-    Raises ConfigError or TraceError for what the user got wrong, before anything is started if
-    possible.
+    Raises ConfigError or TraceError for what the user got wrong, before anything is started.
     """
-    bars = [bar for text in arguments.bar for bar in parse_bars(text)]
-    bars += [bar for text in arguments.fail_if for bar in parse_bars(text, is_failure=True)]
-    requests, workload = load_requests(arguments, arguments.traces_dir or traces_dir)
-    for path in (arguments.html, arguments.json):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path} cannot be written: its folder does not exist")
+    flags.check(arguments)
+    policies = ["target"] if arguments.target else _policies(arguments.policies)
+    bars = _bars(arguments, policies)
+    requests, workload = load_requests(arguments, arguments.traces_dir or parts.traces_dir)
     if arguments.html is not None:
         _refuse_without_matplotlib()
+    for url in arguments.target:
+        await probe(url, arguments.api_key, parts.fetch)
     runs: list[PolicyRun] = []
     warnings: list[str] = []
-    policies = ["target"] if arguments.target else _policies(arguments.policies)
     # The baselines run first: whatever warms up in a run, the judged policy gains nothing from it.
     for policy in [*policies[1:], policies[0]]:
         job = _Job(arguments=arguments, policy=policy, requests=requests, workload=workload)
-        policy_run, run_warnings = await _run_policy(job, clock, start_fleet, err)
+        policy_run, run_warnings = await _run_policy(job, parts)
         runs.append(policy_run)
         warnings += [f"{policy}: {warning}" for warning in run_warnings]
     report = _report(arguments, [runs[-1], *runs[:-1]], warnings, bars)
-    out.write(render_text(report))
+    parts.out.write(render_text(report))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report.runs[0].summary.as_dict(), indent=2) + "\n")
     if arguments.html is not None:
         arguments.html.write_text(render_page(report), encoding="utf-8")
-        out.write(f"\n  wrote {arguments.html}\n")
+        parts.out.write(f"\n  wrote {arguments.html}\n")
     return PASSED if report.is_passed else FAILED
 
 
@@ -158,8 +86,6 @@ def load_requests(
 ) -> tuple[list[TraceRequest], Workload | None]:
     """The requests to send, and the workload where the trace names one."""
     name, load = str(arguments.trace), float(arguments.load)
-    if not load > 0.0:
-        raise ConfigError(f"--load {load} is not above 0")
     requests: list[TraceRequest]
     workload: Workload | None = None
     if Path(name).is_file():
@@ -179,8 +105,6 @@ def load_requests(
     if arguments.rate is not None:
         requests = list(pace(requests, arguments.rate))
     if arguments.requests is not None:
-        if arguments.requests < 1:
-            raise ConfigError(f"--requests is {arguments.requests}, at least 1 is needed")
         requests = list(take(requests, arguments.requests))
     return requests, workload
 
@@ -193,17 +117,15 @@ class _Job:
     workload: Workload | None
 
 
-async def _run_policy(
-    job: _Job, clock: Clock, start_fleet: StartFleet, err: TextIO
-) -> tuple[PolicyRun, Sequence[str]]:
+async def _run_policy(job: _Job, parts: ReplayParts) -> tuple[PolicyRun, Sequence[str]]:
     options = _replay_options(job.arguments)
-    plan = _plan(job)
-    progress = Progress(err, len(job.requests), f"{job.policy:<12}", clock)
+    plan, clock = _plan(job), parts.clock
+    progress = Progress(parts.err, len(job.requests), f"{job.policy:<12}", clock)
     if job.arguments.target:
         result = await replay_trace(job.requests, job.arguments.target, options, clock, progress)
         counters = None
     else:
-        fleet = await start_fleet(plan)
+        fleet = await parts.start_fleet(plan)
         try:
             options = replace(
                 options,
@@ -225,7 +147,8 @@ async def _run_policy(
         block_tokens=plan.block_tokens,
     )
     summary = summarise(result.records, facts, counters)
-    return PolicyRun(summary=summary, records=result.records), result.warnings
+    policy_run = PolicyRun(summary=summary, records=result.records, unchecked=result.unchecked)
+    return policy_run, result.warnings
 
 
 def _plan(job: _Job) -> FleetPlan:
@@ -285,19 +208,15 @@ def _report(
         runs=[judged, *runs[1:]],
         checks=check_bars(bars, judged.summary.as_dict()),
         warnings=warnings,
-        command=_command(arguments),
+        command=flags.command_line(arguments),
     )
 
 
-def _command(arguments: argparse.Namespace) -> str:
-    words = ["trunkline", "replay", str(arguments.trace), "--policies", arguments.policies]
-    if arguments.target:
-        words = [*words[:3], *(word for url in arguments.target for word in ("--target", url))]
-    for name in ("load", "speed", "time_scale", "requests", "tokens_per_block", "sessions"):
-        value = getattr(arguments, name)
-        if value not in (None, 1.0, "open"):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+def _bars(arguments: argparse.Namespace, policies: Sequence[str]) -> list[Bar]:
+    bars = [bar for text in arguments.bar for bar in parse_bars(text)]
+    bars += [bar for text in arguments.fail_if for bar in parse_bars(text, is_failure=True)]
+    check_names(bars, specimen(policies[1:]), flags.MANUAL)
+    return bars
 
 
 def _policies(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from trunkline.replay import command
+from trunkline.replay import flags
 from trunkline.replay.plan import FleetPlan
 
 TRACE = "W1-smoke"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def replay_arguments(args: argparse.Namespace) -> argparse.Namespace:
     """The tour as arguments of `trunkline replay`."""
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    flags.add_arguments(parser)
     words = [
         TRACE,
         *("--workers", str(args.workers)),

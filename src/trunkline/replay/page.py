@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from html import escape
 
 from trunkline.replay.plots import hits_over_time, ttft_curve, work_per_worker
-from trunkline.replay.report import REFERENCE, Report, Row, table, verdict_on_hits
+from trunkline.replay.report import (
+    REFERENCE,
+    Report,
+    Row,
+    shown_hits,
+    table,
+    verdict_on_hits,
+)
 
 _CSS = """
 :root {
@@ -79,7 +86,7 @@ def _tiles(report: Report) -> str:
     rows = {row.label: row for row in table([run.summary for run in report.runs])}
     tone = "bad" if report.false_hits or not report.answers_checked else "good"
     tiles = [
-        _tile(f"{report.false_hits:,}", "false hits", verdict_on_hits(report), tone),
+        _tile(shown_hits(report), "false hits", verdict_on_hits(report), tone),
         _figure_tile(rows["hit tokens"], "hit tokens"),
         _figure_tile(rows["TTFT p95"], "TTFT p95, engine time"),
         _tile(

@@ -29,6 +29,8 @@ class PolicyRun:
 
     summary: Summary
     records: Sequence[RequestRecord] = field(default=(), repr=False)
+    unchecked: str = ""
+    """Why not one answer was checked, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +73,19 @@ def table(summaries: Sequence[Summary]) -> list[Row]:
     return [_row(label, read, show, summaries) for label, read, show in _FIGURES]
 
 
+def shown_hits(report: Report) -> str:
+    """The large number; no number where nobody counted."""
+    is_counted = report.answers_checked or report.false_hits
+    return f"{report.false_hits:,}" if is_counted else "not checked"
+
+
 def verdict_on_hits(report: Report) -> str:
     """The sentence below the large number."""
     if report.false_hits:
         return "answers were made with KV of another prompt. Nothing else in this report matters."
     if not report.answers_checked:
-        return "no answer was checked"
+        reasons = dict.fromkeys(run.unchecked for run in report.runs if run.unchecked)
+        return ": ".join(["no answer was checked", *list(reasons)[:1]])
     return f"{report.answers_checked:,} answers compared token by token"
 
 
@@ -89,11 +98,19 @@ def in_words(report: Report) -> str:
         return ""
     computed = 1.0 - judged.prefill_tokens / others[0].prefill_tokens
     sooner = 1.0 - ttft.mean / others[0].ttft_ms.mean
-    return (
-        f"Against {REFERENCE}, {judged.policy} computed {abs(computed):.0%}"
-        f" {'fewer' if computed >= 0.0 else 'more'} prompt tokens and gave the first token"
-        f" {abs(sooner):.0%} {'sooner' if sooner >= 0.0 else 'later'} on average."
-    )
+    tokens, time = _change(computed, "fewer", "more"), _change(sooner, "sooner", "later")
+    told = [
+        f"computed {tokens} prompt tokens" if tokens else "no difference in prompt tokens computed",
+        f"gave the first token {time} on average" if time else "no difference in mean TTFT",
+    ]
+    joint = " and " if bool(tokens) == bool(time) else "; "
+    return f"Against {REFERENCE}, {judged.policy}: " + joint.join(told) + "."
+
+
+def _change(gain: float, good: str, bad: str) -> str:
+    """`12% fewer`; empty where that would be 0%."""
+    shown = f"{abs(gain):.0%}"
+    return "" if shown == "0%" else f"{shown} {good if gain > 0.0 else bad}"
 
 
 def render_text(report: Report) -> str:
@@ -139,11 +156,11 @@ def _text_table(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _box(report: Report) -> list[str]:
-    number = f"FALSE HITS   {report.false_hits:,}"
-    sentence = verdict_on_hits(report)
-    width = max(len(number), len(sentence)) + 4
+    number = f"FALSE HITS   {shown_hits(report)}"
+    lines = [number, *textwrap.wrap(verdict_on_hits(report), MAX_COLUMNS - 8)]
+    width = max(map(len, lines)) + 4
     edge = "  +" + "-" * width + "+"
-    return [edge, f"  |{number:^{width}}|", f"  |{sentence:^{width}}|", edge]
+    return [edge, *(f"  |{line:^{width}}|" for line in lines), edge]
 
 
 def _cell(row: Row, index: int) -> tuple[str, str]:

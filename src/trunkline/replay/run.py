@@ -59,6 +59,8 @@ class ReplayResult:
     records: Sequence[RequestRecord] = field(repr=False)
     wall_ms: float
     warnings: Sequence[str]
+    unchecked: str = ""
+    """Why not one answer was checked, and what to do; empty where some were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,10 @@ async def replay_trace(
         for client in clients:
             client.close()
     return ReplayResult(
-        records=records, wall_ms=clock.now() - began_at, warnings=_warnings(records, options)
+        records=records,
+        wall_ms=clock.now() - began_at,
+        warnings=_warnings(records, options),
+        unchecked=_unchecked(records, options, has_bodies=replay.has_bodies),
     )
 
 
@@ -116,6 +121,8 @@ class _Replay:
         self._records: dict[int, RequestRecord] = {}
         self._turns: dict[str, asyncio.Event] = {}
         self._began_at_ms = 0.0
+        self.has_bodies = False
+        """Whether a request came with a body of its own."""
 
     async def run(self, requests: Iterable[TraceRequest]) -> list[RequestRecord]:
         to_wall = self._options.time_scale / self._options.speed
@@ -168,6 +175,7 @@ class _Replay:
     def _made_ready(self, index: int, due_at_ms: float, request: TraceRequest) -> _Ready:
         model = self._options.model or request.model or ""
         if request.body is not None:
+            self.has_bodies = True
             fields, prompt, output_tokens = dict(request.body), None, request.output_tokens
             path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
         else:
@@ -250,6 +258,20 @@ def _completion(prompt: array[int], output_tokens: int) -> dict[str, Any]:
         "max_tokens": output_tokens,
         "temperature": 0,
     }
+
+
+def _unchecked(
+    records: Sequence[RequestRecord], options: ReplayOptions, *, has_bodies: bool
+) -> str:
+    if any(record.verdict is not Verdict.UNCHECKED for record in records):
+        return ""
+    if not options.is_verified:
+        return "--no-verify was given; leave it out where the workers are simulated"
+    if all(record.is_lost for record in records):
+        return "none came; the reasons are below"
+    if has_bodies:
+        return "the trace brings its own prompts; W1 to W5 have known answers"
+    return "the workers sent no token ids; simulated ones (`trunkline worker`) do"
 
 
 def _warnings(records: Sequence[RequestRecord], options: ReplayOptions) -> list[str]:

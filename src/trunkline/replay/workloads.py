@@ -137,6 +137,12 @@ def find_workload(name: str) -> Workload:
     raise TraceError(f"no workload {name!r}; {hint}")
 
 
+def explained() -> str:
+    """All workloads for `--help`, one line each."""
+    known = {**WORKLOADS, **SMOKE_WORKLOADS}.values()
+    return "\n".join(f"{w.name:<9} {w.sentence} ({w.workers} workers)" for w in known)
+
+
 def load_workload(name: str, *, load: float = 1.0, traces_dir: Path) -> list[TraceRequest]:
     """The requests of a workload, in order of time. `load` 1.4 sends them 1.4 times as fast."""
     if not load > 0.0:

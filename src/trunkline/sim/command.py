@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,64 +17,112 @@ from typing import Any, TextIO
 from trunkline.core.policies import POLICIES
 from trunkline.errors import ConfigError
 from trunkline.ports.clock import Clock
-from trunkline.replay.bars import Bar, check_bars, parse_bars
+from trunkline.replay.bars import Bar, check_bars, check_names, parse_bars
+from trunkline.replay.figures import ListFigures, listing
 from trunkline.replay.progress import Progress
 from trunkline.replay.traces import TraceRequest
-from trunkline.replay.workloads import (
-    SMOKE_WORKLOADS,
-    WORKLOADS,
-    Workload,
-    find_workload,
-    load_workload,
-)
+from trunkline.replay.workloads import Workload, explained, find_workload, load_workload
 from trunkline.sim.acceptance import ALWAYS, bars_for
 from trunkline.sim.figures import figures
 from trunkline.sim.limit import limit
-from trunkline.sim.model import FleetModel, ModelOptions
+from trunkline.sim.model import FleetModel, ModelOptions, Outcome
 
 PASSED, FAILED = 0, 1
 BASELINES = ("round_robin", "least_queue")
+MANUAL = "trunkline simulate --figures"
+_LIMIT_FIGURES = ("hit_tokens_ratio", "hit_requests_ratio", "ttft_ms")
 _ISOLATION = ("none", "session", "tenants")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `trunkline simulate`."""
-    add = parser.add_argument
-    names = [*WORKLOADS, *SMOKE_WORKLOADS]
-    add("workload", metavar="WORKLOAD", help=f"one of {', '.join(names)}")
-    add("--policy", default="cache_aware", choices=list(POLICIES), help="policy under test")
-    add("--load", type=float, default=1.0, help="send the trace so many times as fast (1.0)")
+    _add_run(parser)
+    _add_disturbances(parser)
+    _add_verdict(parser)
+    parser.add_argument_group("workloads", description=explained())
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is run").add_argument
+    add("workload", metavar="WORKLOAD", help="one of those below")
     add(
-        "--event-delay-ms",
-        type=float,
-        default=None,
-        help="age of cache events (the workload's, 1000)",
+        "--policy",
+        default="cache_aware",
+        choices=list(POLICIES),
+        metavar="NAME",
+        help=f"policy under test, one of {', '.join(POLICIES)} [cache_aware]",
     )
-    add("--event-loss", type=float, default=0.0, help="share of event batches that are lost (0)")
     add(
-        "--kill-worker-at",
+        "--no-baselines",
+        action="store_true",
+        help=f"run the policy alone, without {' and '.join(BASELINES)}",
+    )
+    add(
+        "--load",
         type=float,
-        default=None,
-        metavar="SHARE",
-        help="kill one worker at this share of the trace, 0 to 1",
+        default=1.0,
+        metavar="FACTOR",
+        help="send the trace so many times as fast [1]",
     )
     add(
         "--isolate",
         default="none",
         choices=_ISOLATION,
-        help="one namespace for all, one a session, or two tenants by turns",
+        help="one namespace for all, one a session, or two tenants by turns [none]",
     )
-    add("--churn-weight", type=float, default=1.5, help="k of the cost formula (1.5)")
-    add("--seed", type=int, default=0, help="seed of all draws (0)")
-    add("--no-baselines", action="store_true", help="run the policy alone")
+    add(
+        "--churn-weight",
+        type=float,
+        default=1.5,
+        metavar="FACTOR",
+        help="k of the cost formula [1.5]",
+    )
+    add("--seed", type=int, default=0, metavar="NUMBER", help="seed of all draws [0]")
+    add(
+        "--traces",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="folder of the trace files [the bundled ones]",
+    )
+
+
+def _add_disturbances(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what goes wrong").add_argument
+    add(
+        "--event-delay-ms",
+        type=float,
+        default=None,
+        metavar="MS",
+        help="age of cache events [the workload's: 1000, W5 140]",
+    )
+    add(
+        "--event-loss",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of event batches that are lost, from 0 to below 1 [0]",
+    )
+    add(
+        "--kill-worker-at",
+        type=float,
+        default=None,
+        metavar="SHARE",
+        help="kill one worker at this share of the trace, from 0 to 1 [never]",
+    )
+
+
+def _add_verdict(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("verdict")
+    add = group.add_argument
+    add("--figures", action=ListFigures, text=lambda: listing(_specimen(BASELINES)))
     add(
         "--fail-if",
         action="append",
         default=[],
         metavar="EXPR",
-        help="exit 1 where true, for example 'ttft_ms.p99>300'; may be repeated",
+        help="exit code 1 where true: 'ttft_ms.p99>300'; may be repeated",
     )
-    add("--traces", type=Path, default=None, metavar="DIR", help="folder of the trace files")
     add("--json", action="store_true", help="print one JSON object in place of the table")
 
 
@@ -84,15 +132,16 @@ def run(
     """Carry out the command; the answer is the exit code. Raises ConfigError and TraceError."""
     workload = find_workload(args.workload)
     options = _options(args, workload)
+    policies = [args.policy]
+    if not args.no_baselines:
+        policies += [name for name in BASELINES if name != args.policy]
     fail_if = [bar for text in args.fail_if for bar in parse_bars(text, is_failure=True)]
+    check_names(fail_if, _specimen(policies[1:]), MANUAL)
     requests = load_workload(workload.name, load=args.load, traces_dir=args.traces or traces_dir)
     if args.kill_worker_at is not None:
         first_ms, last_ms = requests[0].arrival_ms, requests[-1].arrival_ms
         at_ms = first_ms + args.kill_worker_at * (last_ms - first_ms)
         options = replace(options, kill_worker_at_ms=at_ms)
-    policies = [args.policy]
-    if not args.no_baselines:
-        policies += [name for name in BASELINES if name != args.policy]
     results: dict[str, dict[str, Any]] = {}
     for policy in policies:
         bar = Progress(progress_out, len(requests), f"{workload.name} {policy}", clock)
@@ -148,7 +197,14 @@ def _bars(args: argparse.Namespace, workload: Workload) -> list[Bar]:
 def _limit(workload: Workload, requests: Sequence[TraceRequest]) -> dict[str, Any]:
     """What no router can beat, as far as it is comparable."""
     told = figures(workload.name, "limit", limit(workload, requests))
-    return {key: told[key] for key in ("hit_tokens_ratio", "hit_requests_ratio", "ttft_ms")}
+    return {key: told[key] for key in _LIMIT_FIGURES}
+
+
+def _specimen(baselines: Iterable[str]) -> dict[str, Any]:
+    """The figures that a run has, known before it."""
+    blank = figures("", "", Outcome())
+    others = dict.fromkeys(baselines, blank)
+    return {**blank, "baselines": others, "limit": {key: blank[key] for key in _LIMIT_FIGURES}}
 
 
 def _stopwatch(clock: Clock) -> Callable[[], float]:
