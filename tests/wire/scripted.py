@@ -13,9 +13,9 @@ import json
 import random
 import socket
 import struct
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
@@ -52,15 +52,22 @@ async def until(condition: Callable[[], bool]) -> None:
 # -- workers -------------------------------------------------------------------------------------
 
 
+Request = tuple[str, dict[str, str], bytes]
+"""First line, headers, body."""
+
+
 class Served:
     """One connection that the gateway opened to a worker."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: deque[Request]
+    ) -> None:
         self.reader = reader
         self.writer = writer
+        self.seen = seen
 
-    async def request(self) -> tuple[str, dict[str, str], bytes]:
-        """The next request: its first line, its headers, its body. EOFError where none comes."""
+    async def request(self) -> Request:
+        """The next request. EOFError where none comes."""
         try:
             head = await self.reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -68,7 +75,8 @@ class Served:
         first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
         headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
-        return first, headers, body
+        self.seen.append((first, headers, body))
+        return self.seen[-1]
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -95,12 +103,13 @@ Script = Callable[[Served], Awaitable[None]]
 
 @dataclass(slots=True)
 class ScriptedWorker:
-    """A listening worker. `seen` has every request that a script read through `answering`."""
+    """A listening worker. `seen` has the latest requests that its scripts read."""
 
     name: WorkerId
     endpoint: Endpoint
     server: asyncio.Server
-    connections: list[int] = field(default_factory=lambda: [0])
+    connections: list[int]
+    seen: deque[Request]
 
     @property
     def connection_count(self) -> int:
@@ -110,7 +119,7 @@ class ScriptedWorker:
 @contextlib.asynccontextmanager
 async def worker(script: Script, name: str = "w0") -> AsyncIterator[ScriptedWorker]:
     """A worker that runs `script` for each connection and then closes it."""
-    counted = [0]
+    counted, seen = [0], deque[Request](maxlen=100)
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,7 +128,7 @@ async def worker(script: Script, name: str = "w0") -> AsyncIterator[ScriptedWork
         assert task is not None
         tasks.add(task)
         try:
-            await script(Served(reader, writer))
+            await script(Served(reader, writer, seen))
         except (EOFError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -130,7 +139,7 @@ async def worker(script: Script, name: str = "w0") -> AsyncIterator[ScriptedWork
     port = server.sockets[0].getsockname()[1]
     endpoint = Endpoint(host="127.0.0.1", port=port, host_header=f"{name}.test:{port}")
     try:
-        yield ScriptedWorker(WorkerId(name), endpoint, server, counted)
+        yield ScriptedWorker(WorkerId(name), endpoint, server, counted, seen)
     finally:
         server.close()
         for task in list(tasks):
@@ -145,6 +154,18 @@ def answering(answer: bytes | Callable[[str, dict[str, str], bytes], bytes]) -> 
         while True:
             request = await served.request()
             await served.send(answer if isinstance(answer, bytes) else answer(*request))
+
+    return script
+
+
+def in_two(first: bytes, go_on: asyncio.Event, then: bytes) -> Script:
+    """Answer one request in two parts, the second when the test says so."""
+
+    async def script(served: Served) -> None:
+        await served.request()
+        await served.send(first)
+        await go_on.wait()
+        await served.send(then)
 
     return script
 
@@ -241,8 +262,11 @@ class Running:
     bugs_count: int = 0
     """How many unforeseen errors the test provokes."""
 
-    async def client(self) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.front.port, limit=1 << 27)
+    async def client(self, buffer_bytes: int = 1 << 27) -> Client:
+        """With a small buffer, what the client does not read stays with the gateway."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.front.port, limit=buffer_bytes
+        )
         return Client(reader, writer)
 
     async def ask(self, raw: bytes) -> Reply:
@@ -371,6 +395,15 @@ class Client:
             return b"".join(pieces) + error.partial, False
         except ConnectionError:
             return b"".join(pieces), False
+
+    async def fetch_slowly(self, count: int, pause_s: float) -> None:
+        """Read so many bytes, with a pause after each piece."""
+        got = 0
+        while got < count:
+            piece = await self.reader.read(1 << 20)
+            assert piece, f"cut after {got} bytes"
+            got += len(piece)
+            await asyncio.sleep(pause_s)  # the slowness itself
 
     async def is_closed(self) -> bool:
         """Whether nothing more comes; waits for the end."""

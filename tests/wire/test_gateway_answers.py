@@ -24,6 +24,7 @@ from scripted import (
     chunk,
     event,
     get,
+    in_two,
     json_answer,
     post,
     running,
@@ -108,12 +109,6 @@ async def test_c61_headers_arrive_once_and_those_of_the_connection_not_at_all() 
 @wire
 async def test_c62_the_worker_sees_its_own_host_and_nothing_that_is_not_for_it() -> None:
     """C62, C99."""
-    seen: list[tuple[str, dict[str, str], bytes]] = []
-
-    def note(first: str, headers: dict[str, str], body: bytes) -> bytes:
-        seen.append((first, headers, body))
-        return json_answer()
-
     kept = {"accept": "text/event-stream", "accept-encoding": "gzip", "traceparent": "00-a-b-01",
             "x-session-id": "s1", "x-correlation-id": "c"}  # fmt: skip
     dropped = {
@@ -124,10 +119,10 @@ async def test_c62_the_worker_sees_its_own_host_and_nothing_that_is_not_for_it()
         "x-invented-tomorrow": "1", "x-user-id": "u", "user": "u", "x-label-selector": "a=b",
     }  # fmt: skip
     extra = "".join(f"{name}: {value}\r\n" for name, value in {**kept, **dropped}.items())
-    async with worker(answering(note)) as w, running(FixedPicker(w)) as gateway:
+    async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
         assert (await gateway.ask(post(path="/v1/chat/completions?a=b", extra=extra))).status == 200
 
-    first, headers, body = seen[0]
+    first, headers, body = w.seen[0]
     assert first == "POST /v1/chat/completions?a=b HTTP/1.1"
     assert headers.pop("host") == w.endpoint.host_header
     assert headers.pop("x-request-id")
@@ -179,13 +174,7 @@ async def test_a_stream_cut_into_single_bytes_on_the_wire_arrives_the_same() -> 
 async def test_c66_pings_reach_the_client_at_once_and_are_no_first_token() -> None:
     """C66, C82."""
     go_on = asyncio.Event()
-
-    async def script(served: Served) -> None:
-        await served.request()
-        await served.send(SSE_HEAD + chunk(b": ping\n\n"))
-        await go_on.wait()
-        await served.send(event("a") + END)
-
+    script = in_two(SSE_HEAD + chunk(b": ping\n\n"), go_on, event("a") + END)
     async with worker(script) as w, running(FixedPicker(w)) as gateway:
         client = await gateway.client()
         await client.send(post(STREAM))
@@ -380,13 +369,10 @@ async def test_a_slow_client_that_reads_on_gets_everything() -> None:
         worker(answering(json_answer(body))) as w,
         running(FixedPicker(w), limits=limits) as gateway,
     ):
-        client = await gateway.client()
+        client = await gateway.client(64 << 10)
         await client.send(post())
         await client.head()
-        got = 0
-        while got < len(body):
-            got += len(await client.reader.read(1 << 20))
-            await asyncio.sleep(0.02)  # the slowness itself
+        await client.fetch_slowly(len(body), 0.02)
         await gateway.settled()
         assert gateway.picker.ends[0][1] is COMPLETE
         client.close()
@@ -412,7 +398,7 @@ async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
 @wire
 async def test_c76_a_stream_longer_than_any_limit_survives_while_it_moves() -> None:
     """C76."""
-    upstream = UpstreamConfig(stream_idle_timeout_ms=300, first_byte_timeout_ms=300)
+    upstream = UpstreamConfig(stream_idle_timeout_ms=1_000, first_byte_timeout_ms=1_000)
 
     async def script(served: Served) -> None:
         await served.request()
@@ -476,13 +462,7 @@ async def test_c78_malformed_usage_does_no_harm() -> None:
 
 @wire
 async def test_a_get_on_an_unread_path_is_forwarded_without_a_body() -> None:
-    seen: list[tuple[str, dict[str, str], bytes]] = []
-
-    def note(first: str, headers: dict[str, str], body: bytes) -> bytes:
-        seen.append((first, headers, body))
-        return json_answer()
-
-    async with worker(answering(note)) as w, running(FixedPicker(w)) as gateway:
+    async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
         assert (await gateway.ask(get("/v1/models/m"))).status == 200
-    assert seen[0][0] == "GET /v1/models/m HTTP/1.1"
-    assert "content-length" not in seen[0][1]
+    assert w.seen[0][0] == "GET /v1/models/m HTTP/1.1"
+    assert "content-length" not in w.seen[0][1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from scripted import (
@@ -17,6 +18,7 @@ from scripted import (
     answering,
     event,
     get,
+    in_two,
     json_answer,
     post,
     running,
@@ -55,7 +57,7 @@ def test_c71_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset:
                 await gateway.picker.begun.wait()
                 await until(lambda: w.connection_count == 1)
             client.reset() if is_reset else client.close()
-            await asyncio.wait_for(gone.wait(), 1)
+            await gone.wait()  # no other limit ends before the test's
             await gateway.settled()
             assert gateway.picker.ends == [(w.name, GONE, None)]
             assert gateway.log[0].status == 499
@@ -71,9 +73,10 @@ async def test_c73_connections_the_worker_closes_when_idle_never_cost_a_request(
     idle_s = 0.05
 
     async def impatient(served: Served) -> None:
+        await served.request()  # a connection that is new is not idle
         while True:
-            await asyncio.wait_for(served.request(), idle_s)
             await served.send(json_answer())
+            await asyncio.wait_for(served.request(), idle_s)
 
     async def script(served: Served) -> None:
         try:
@@ -117,6 +120,31 @@ async def test_c73_a_connection_that_died_unseen_is_replaced_without_a_retry() -
 
 
 @wire
+async def test_a_client_may_go_on_using_the_connection_of_a_stream_that_broke() -> None:
+    """It saw the end of the message, and may have sent the next request before we could close."""
+
+    async def dies_once(served: Served) -> None:
+        await served.request()
+        await served.send(SSE_HEAD + event("one") + event("two"))
+        served.reset()
+
+    async with (
+        worker(dies_once, "bad") as bad,
+        worker(answering(SSE_HEAD + event("good") + END), "good") as good,
+        running(FixedPicker(bad, good)) as gateway,
+    ):
+        client = await gateway.client()
+        await client.send(post(STREAM))
+        broken = await client.reply()
+        assert broken.is_whole
+        assert json.loads(broken.events[-1])["error"]["type"] == "upstream_lost"
+        gateway.picker.workers.reverse()
+        await client.send(post(STREAM))
+        assert (await client.reply()).events[-1] == "[DONE]"
+        client.close()
+
+
+@wire
 async def test_idle_connections_to_workers_are_let_go_below_the_workers_own_limit() -> None:
     upstream = UpstreamConfig(keepalive_idle_ms=100)
     async with (
@@ -145,14 +173,10 @@ async def test_the_pool_keeps_no_more_than_its_bound() -> None:
 @wire
 async def test_draining_lets_streams_end_and_takes_nothing_new() -> None:
     go_on = asyncio.Event()
-
-    async def script(served: Served) -> None:
-        await served.request()
-        await served.send(SSE_HEAD + event("a"))
-        await go_on.wait()
-        await served.send(END)
-
-    async with worker(script) as w, running(FixedPicker(w)) as gateway:
+    async with (
+        worker(in_two(SSE_HEAD + event("a"), go_on, END)) as w,
+        running(FixedPicker(w)) as gateway,
+    ):
         idle = await gateway.client()
         await idle.send(get("/health"))
         await idle.reply()

@@ -144,15 +144,10 @@ async def test_an_answer_that_is_still_being_fetched_does_not_idle() -> None:
         worker(answering(json_answer(body))) as w,
         running(FixedPicker(w), limits=limits) as gateway,
     ):
-        client = await gateway.client()
+        client = await gateway.client(64 << 10)
         await client.send(post())
         await client.head()
-        got = 0
-        while got < len(body):
-            piece = await client.reader.read(1 << 20)
-            assert piece, f"cut after {got} bytes"
-            got += len(piece)
-            await asyncio.sleep(0.03)  # the slowness itself
+        await client.fetch_slowly(len(body), 0.02)
         client.close()
 
 
@@ -178,20 +173,18 @@ async def test_c105_long_prompts_leave_the_loop_to_the_others() -> None:
     dice = random.Random(7)
     words = "".join(dice.choice("abcdefghij ") for _ in range(130_000))
     long = {"model": "m", "messages": [{"role": "user", "content": words}]}
-    loop, waits_s = asyncio.get_running_loop(), list[float]()
+    answered_count = 0
     async with (
         worker(answering(json_answer())) as w,
         running(Tokenising(w), max_model_len=1 << 20) as gateway,
     ):
         asked = [asyncio.create_task(gateway.ask(post(long))) for _ in range(8)]
         while not all(task.done() for task in asked):
-            began_s = loop.time()
             assert (await gateway.ask(get("/health"))).status == 200
-            waits_s.append(loop.time() - began_s)
+            answered_count += 1
         assert {task.result().status for task in asked} == {200}
     assert min(lengths) > 80_000
-    assert len(waits_s) > 20
-    assert sorted(waits_s)[int(len(waits_s) * 0.9)] < 0.05
+    assert answered_count > 24, "a loop that tokenises answers once for each of the 8 prompts"
     prompts.close()
 
 

@@ -176,22 +176,16 @@ def test_a_good_message_is_served_however_it_arrives(raw: bytes, size: int) -> N
 @wire
 async def test_c74_bodies_of_every_size_get_the_same_answer() -> None:
     """C74."""
-    seen: list[int] = []
-
-    def note(first: str, headers: dict[str, str], body: bytes) -> bytes:
-        seen.append(len(body))
-        return json_answer()
-
     limits = LimitsConfig(max_payload_size=70 << 20)
     async with (
-        worker(answering(note)) as w,
+        worker(answering(json_answer())) as w,
         running(FixedPicker(w), limits=limits, max_model_len=1 << 30) as gateway,
     ):
         for kib in (1, 30, 128, 129, 1_024, 10_240, 65_536):
             body = {"model": "m", "messages": [{"role": "user", "content": "x" * (kib << 10)}]}
             reply = await gateway.ask(post(body))
             assert (reply.status, reply.body) == (200, b'{"ok":true}')
-            assert seen[-1] == len(json.dumps(body))
+            assert len(w.seen[-1][2]) == len(json.dumps(body))
 
 
 @wire

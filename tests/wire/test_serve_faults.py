@@ -26,16 +26,7 @@ from fleet import (
     user,
 )
 from scripted import (
-    CHAT,
-    END,
-    SSE_HEAD,
-    FixedPicker,
-    Served,
-    answering,
-    event,
     json_answer,
-    post,
-    running,
     wire,
     worker,
 )
@@ -165,31 +156,6 @@ def test_a_worker_that_restarts_at_once_is_not_credited_with_what_it_held(
     warm = gateway.chat(prompt)
     assert warm.predicted == warm.cached > 400
     gateway.wait_held(first, 1 if feed == "exact" else 0)
-
-
-@wire
-async def test_a_client_may_go_on_using_the_connection_of_a_stream_that_broke() -> None:
-    """It saw the end of the message, and may have sent the next request before we could close."""
-
-    async def dies_once(served: Served) -> None:
-        await served.request()
-        await served.send(SSE_HEAD + event("one") + event("two"))
-        served.reset()
-
-    async with (
-        worker(dies_once, "bad") as bad,
-        worker(answering(SSE_HEAD + event("good") + END), "good") as good,
-        running(FixedPicker(bad, good)) as gateway,
-    ):
-        client = await gateway.client()
-        await client.send(post({**CHAT, "stream": True}))
-        broken = await client.reply()
-        assert broken.is_whole
-        assert json.loads(broken.events[-1])["error"]["type"] == "upstream_lost"
-        gateway.picker.workers.reverse()
-        await client.send(post({**CHAT, "stream": True}))
-        assert (await client.reply()).events[-1] == "[DONE]"
-        client.close()
 
 
 # -- breaker ---------------------------------------------------------------------------------------
