@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,20 +32,16 @@ from trunkline.leaf import read_root_key
 
 if TYPE_CHECKING:
     from trunkline.adapters.zmq_events import EventContext
-    from trunkline.control.discovery import FleetModel
+    from trunkline.assembly import Core
     from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
     from trunkline.control.views import WorkerSpec
     from trunkline.core.actions import Action
     from trunkline.core.directory import Directory
     from trunkline.core.feed import WorkerFeed
-    from trunkline.core.fleet import Fleet
-    from trunkline.core.profiles import Profile
     from trunkline.core.records import WorkerId
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts
-    from trunkline.gateway.picker import FleetPicker, NamespaceSource
-    from trunkline.gateway.tokenise import PromptTokens
     from trunkline.ports.worker import EventSource
 
 DRAIN_MS = 10_000.0
@@ -128,18 +124,6 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
-    """What decides, and what it is asked through."""
-
-    directory: Directory
-    fleet: Fleet
-    prompts: PromptTokens
-    namespaces: NamespaceSource
-    picker: FleetPicker
-    model: FleetModel
-
-
 def build_core(config: Config, clock: SystemClock) -> Core:
     """Directory, fleet, prompts and picker of a gateway; nothing listens, no worker is in it yet.
 
@@ -147,71 +131,19 @@ def build_core(config: Config, clock: SystemClock) -> Core:
     """
     from trunkline.adapters.template import load_template
     from trunkline.adapters.tokenizer import load_tokenizer
-    from trunkline.control.discovery import FleetModel
-    from trunkline.core.cost import CostModel
-    from trunkline.core.directory import Directory
-    from trunkline.core.fleet import Fleet
-    from trunkline.core.identity import (
-        ModelIdentity,
-        Namespace,
-        Scope,
-        ScopeKind,
-        derive_namespace,
-    )
-    from trunkline.core.routing import Router
-    from trunkline.gateway.picker import FleetPicker, NamespaceSource
-    from trunkline.gateway.tokenise import PromptTokens
+    from trunkline.assembly import Given, assemble
 
-    model, routing = config.model, config.routing
+    model = config.model
     folder = Path(model.model_path) if model.model_path else _OWN_MODEL
-    tokenizer = load_tokenizer(Path(model.tokenizer_path) if model.tokenizer_path else folder)
     template_file = Path(model.chat_template) if model.chat_template else None
-    template = load_template(folder, template_file, wall=clock.wall)
-    root_key = read_root_key(model.root_key_file) or secrets.token_bytes(32)
-    directory = Directory(max_blocks=config.directory.max_blocks, seed=secrets.randbits(64))
-    served = FleetModel(model.served_model_name)
-    # One tenant until principals are configured.
-    scope = Scope(kind=ScopeKind.TENANT, org="default", tenant="default")
-
-    def derive(block_tokens: int) -> Namespace:
-        identity = ModelIdentity(
-            model_id=served.name or "unnamed",  # named before any block of it is: a worker joined
-            block_tokens=block_tokens,
-            tokenizer_digest=tokenizer.digest,
-            template_digest=template.digest,
-        )
-        namespace = derive_namespace(root_key, scope, identity)
-        directory.admit_namespace(namespace)
-        return namespace
-
-    fleet = Fleet(virtual_nodes=routing.virtual_nodes, now=clock.now())
-    cost = CostModel(
-        _profile(routing.profile),
-        churn_weight=routing.churn_weight,
-        time_scale=routing.time_scale,
-    )
-    prompts = PromptTokens(tokenizer, template, max_tokens=model.max_model_len)
-    namespaces = NamespaceSource(derive)
-    picker = FleetPicker(
-        fleet=fleet,
-        directory=directory,
-        router=Router(
-            fleet=fleet, cost=cost, policy=routing.policy, rng=random.Random(routing.seed)
-        ),
-        prompts=prompts,
-        namespaces=namespaces,
+    given = Given(
+        tokenizer=load_tokenizer(Path(model.tokenizer_path) if model.tokenizer_path else folder),
+        template=load_template(folder, template_file, wall=clock.wall),
+        root_key=read_root_key(model.root_key_file) or secrets.token_bytes(32),
+        directory_seed=secrets.randbits(64),
         clock=clock,
-        decisions_kept=routing.decisions_kept,
-        shows_decisions=routing.decision_header,
     )
-    return Core(
-        directory=directory,
-        fleet=fleet,
-        prompts=prompts,
-        namespaces=namespaces,
-        picker=picker,
-        model=served,
-    )
+    return assemble(config, given)
 
 
 def _member_parts(
@@ -363,15 +295,6 @@ def _named_sources(url: str, host: str) -> tuple[EventSource, ...]:
     replay = event_source(named["replay"], worker_host=host).endpoint if "replay" in named else None
     # Read as an engine's own, but here it says where to connect to.
     return (replace(source, is_bound_by_us=False, replay_endpoint=replay),)
-
-
-def _profile(name: str) -> Profile:
-    from trunkline.core.profiles import profile_named
-
-    try:
-        return profile_named(name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _announce(config: Config, port: int, admin_port: int) -> None:

@@ -41,8 +41,8 @@ PURE = {"core", "native"}
 """Only the standard library beside their arrows: no settings, no errors of the edge, no logs."""
 
 WIRING = {
-    *("wiring.py", "cli.py", "settings.py", "leaf.py", "reference.py", "operations.py"),
-    *("__main__.py", "__init__.py"),
+    *("wiring.py", "assembly.py", "cli.py", "settings.py", "leaf.py", "reference.py"),
+    *("operations.py", "__main__.py", "__init__.py"),
 }
 """The top of a process. May import everything, but of these only two the adapters."""
 

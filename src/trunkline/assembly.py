@@ -1,0 +1,107 @@
+"""The half of a gateway that decides, put together: directory, fleet, cost, router, picker.
+
+Nothing here listens, loads or looks at the world: `wiring.py` hands in what it loaded and drew.
+Read `gateway/picker.py` for what asks it, `core/routing.py` for how it answers.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from trunkline.config import Config, RoutingConfig
+from trunkline.control.discovery import FleetModel
+from trunkline.core.cost import CostModel
+from trunkline.core.directory import Directory
+from trunkline.core.fleet import Fleet
+from trunkline.core.identity import ModelIdentity, Namespace, Scope, ScopeKind, derive_namespace
+from trunkline.core.profiles import profile_named
+from trunkline.core.routing import Router
+from trunkline.errors import ConfigError
+from trunkline.gateway.picker import FleetPicker, NamespaceSource
+from trunkline.gateway.tokenise import PromptTokens
+from trunkline.ports.clock import Clock
+from trunkline.ports.template import ChatTemplate
+from trunkline.ports.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the world gives: read from files, or drawn."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    root_key: bytes = field(repr=False)
+    directory_seed: int = field(repr=False)
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """What decides, and what it is asked through."""
+
+    directory: Directory
+    fleet: Fleet
+    prompts: PromptTokens
+    namespaces: NamespaceSource
+    picker: FleetPicker
+    model: FleetModel
+
+
+def assemble(config: Config, given: Given) -> Core:
+    """An empty core: no worker is in it yet. Raises ConfigError for a profile that is unknown."""
+    routing, model = config.routing, config.model
+    router_cost = _cost(routing)
+    directory = Directory(max_blocks=config.directory.max_blocks, seed=given.directory_seed)
+    served = FleetModel(model.served_model_name)
+    namespaces = _namespaces(directory, served, given)
+    fleet = Fleet(virtual_nodes=routing.virtual_nodes, now=given.clock.now())
+    prompts = PromptTokens(given.tokenizer, given.template, max_tokens=model.max_model_len)
+    router = Router(
+        fleet=fleet, cost=router_cost, policy=routing.policy, rng=random.Random(routing.seed)
+    )
+    picker = FleetPicker(
+        fleet=fleet,
+        directory=directory,
+        router=router,
+        prompts=prompts,
+        namespaces=namespaces,
+        clock=given.clock,
+        decisions_kept=routing.decisions_kept,
+        shows_decisions=routing.decision_header,
+    )
+    return Core(
+        directory=directory,
+        fleet=fleet,
+        prompts=prompts,
+        namespaces=namespaces,
+        picker=picker,
+        model=served,
+    )
+
+
+def _cost(routing: RoutingConfig) -> CostModel:
+    try:
+        profile = profile_named(routing.profile)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return CostModel(profile, churn_weight=routing.churn_weight, time_scale=routing.time_scale)
+
+
+def _namespaces(directory: Directory, served: FleetModel, given: Given) -> NamespaceSource:
+    """Namespaces by block size, each known to the directory before anything is under it."""
+    # One tenant until principals are configured.
+    scope = Scope(kind=ScopeKind.TENANT, org="default", tenant="default")
+
+    def derive(block_tokens: int) -> Namespace:
+        identity = ModelIdentity(
+            model_id=served.name or "unnamed",  # named before any block of it is: a worker joined
+            block_tokens=block_tokens,
+            tokenizer_digest=given.tokenizer.digest,
+            template_digest=given.template.digest,
+        )
+        namespace = derive_namespace(given.root_key, scope, identity)
+        directory.admit_namespace(namespace)
+        return namespace
+
+    return NamespaceSource(derive)
