@@ -232,7 +232,7 @@ def test_c84_a_hundred_oversize_prompts_are_refused_and_no_breaker_opens(
 ) -> None:
     small = started.worker(*TINY, "--max-model-len", "256")
     gateway = started.gateway([small.url], *TINY, "--max-model-len", "1024")
-    beyond_worker = [user(text_of(200, number)) for number in range(50)]
+    beyond_worker = [user(text_of(60, number), max_tokens=200) for number in range(50)]
     beyond_gateway = [user(text_of(900, number)) for number in range(50)]
     answers = asyncio.run(at_once(gateway, [*beyond_worker, *beyond_gateway]))
     assert [answer.status for answer in answers] == [400] * 100
@@ -405,7 +405,7 @@ def test_c98_keys_and_prompts_appear_nowhere(started: Processes, log_format: str
 
 
 def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(started: Processes) -> None:
-    slow = started.worker("--profile", "fifo:5,0.01,25")
+    slow = started.worker("--profile", "fifo:5,0.01,60")
     gateway = started.gateway([slow.url], *TINY)
     port = int(gateway.url.rpartition(":")[2])
     with gateway.client.stream(

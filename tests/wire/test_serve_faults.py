@@ -56,6 +56,10 @@ class Load:
     whole_streams: int = 0
     is_over: bool = False
 
+    def since(self, at: float) -> list[tuple[float, str]]:
+        """When and by whom those were answered that were sent later."""
+        return [(sent_at, name) for sent_at, _, name in self.answers if sent_at > at]
+
     async def run(self, clients: int, during: Callable[[], Any]) -> None:
         """Run the clients while `during` runs in a thread, and until they have ended."""
         limits = httpx.Limits(max_connections=None)
@@ -110,7 +114,7 @@ def test_a_killed_worker_loses_no_request_that_had_not_begun_and_comes_back_empt
         victim.kill()
         until(lambda: gateway.worker(victim)["state"] == "unhealthy", "its health failed")
         times["out"] = time.monotonic()
-        time.sleep(0.5)  # load without it
+        until(lambda: len(load.since(times["out"])) > 10, "load without it")
         times["restart"] = time.monotonic()
         started.worker(*STEADY, "--port", str(victim.port))
         until(lambda: gateway.worker(victim)["state"] == "ready", "it is back")
@@ -126,9 +130,7 @@ def test_a_killed_worker_loses_no_request_that_had_not_begun_and_comes_back_empt
     asyncio.run(load.run(24, kill_and_restart))
     statuses = {status for _, status, _ in load.answers}
     assert statuses == {200}, "nothing was lost"
-    while_out = [
-        name for at, _, name in load.answers if times["out"] + 0.05 < at < times["restart"]
-    ]
+    while_out = [name for at, name in load.since(times["out"]) if at < times["restart"]]
     assert len(while_out) > 10
     assert victim.name not in while_out
     assert load.whole_streams > 50
@@ -178,19 +180,19 @@ def test_c86_a_worker_that_heals_is_used_again_within_two_probe_intervals() -> N
                     started.gateway,
                     [url_of(w)],
                     *("--cb-failure-threshold", "5", "--cb-success-threshold", "1"),
-                    *("--cb-timeout-duration-secs", "0.3"),
+                    *("--cb-timeout-duration-secs", "1.5"),
                 )
                 flood = await at_once(gateway, [user("hi")] * 20)
                 assert {reply.status for reply in flood} == {503}
                 [row] = gateway.workers().values()
-                assert row["breaker"] in ("open", "half-open")
-                assert row["state"] == "ready", "its health is fine"
+                assert row["breaker"] == "open"
+                assert row["state"] != "unhealthy", "its health is fine"
                 before = posts
                 refused = await at_once(gateway, [user("hi")])
                 assert refused[0].error["code"] == "no_worker"
                 assert posts == before, "an open breaker lets nothing through"
                 is_failing = False
-                await asyncio.sleep(0.3 + 2 * 0.2)  # the pause, and two probe intervals
+                await asyncio.sleep(1.5 + 2 * 0.2)  # the pause, and two probe intervals
                 healed = await at_once(gateway, [user("hi")])
                 assert healed[0].status == 200
                 await asyncio.to_thread(
@@ -234,7 +236,7 @@ def test_c77_a_hanging_worker_is_a_timeout_until_its_breaker_opens(started: Proc
 def digest_fleet(
     started: Processes, words: tuple[str, ...], *flags: str, count: int = 1
 ) -> tuple[Gateway, list[Process]]:
-    """Workers that beat ten times a second, and a gateway that believes a beat for 500 ms."""
+    """Workers that beat ten times a second, and a gateway that believes a beat for 1.5 s."""
     admin_port = str(free_port())
     beats = (
         *("--feed", "digest", "--heartbeat-interval-ms", "100"),
@@ -243,7 +245,7 @@ def digest_fleet(
     begun = started.workers(count, *beats, *words)
     gateway = started.gateway(
         [process.url for process in begun],
-        *(*TINY, "--admin-port", admin_port, "--heartbeat-ttl-ms", "500", *flags),
+        *(*TINY, "--admin-port", admin_port, "--heartbeat-ttl-ms", "1500", *flags),
     )
     modes = lambda: {row["mode"] for row in gateway.workers().values()}  # noqa: E731
     until(lambda: modes() == {"digest"}, "all have sent heartbeats")
