@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from twins import compiled, needs_compiled
 
 from trunkline.native import DROPPED, REPORTED, _heads
-
-try:
-    compiled: Any = importlib.import_module("trunkline.native._core")  # it has no stubs
-except ImportError:
-    compiled = None
-
-needs_compiled = pytest.mark.skipif(
-    compiled is None, reason="the extension is not built here: no twin to compare with"
-)
 
 ROLES = {b"a": REPORTED, b"b": DROPPED, b"c": REPORTED | DROPPED, b"date": 0}
 SOUND = [

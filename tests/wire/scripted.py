@@ -158,6 +158,19 @@ def answering(answer: bytes | Callable[[str, dict[str, str], bytes], bytes]) -> 
     return script
 
 
+def staying(first: bytes = b"", gone: asyncio.Event | None = None) -> Script:
+    """Answer one request with `first` and no more; `gone` is set when the gateway has closed."""
+
+    async def script(served: Served) -> None:
+        await served.request()
+        await served.send(first)
+        await served.gone()
+        if gone is not None:
+            gone.set()
+
+    return script
+
+
 def in_two(first: bytes, go_on: asyncio.Event, then: bytes) -> Script:
     """Answer one request in two parts, the second when the test says so."""
 
@@ -411,6 +424,13 @@ class Client:
             return await self.reader.read(1) == b""
         except ConnectionError:
             return True
+
+    def pause(self) -> None:
+        """Take nothing more off the wire."""
+        self.writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def resume(self) -> None:
+        self.writer.transport.resume_reading()  # pyright: ignore[reportAttributeAccessIssue]
 
     def close(self) -> None:
         self.writer.close()

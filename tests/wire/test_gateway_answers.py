@@ -28,6 +28,7 @@ from scripted import (
     json_answer,
     post,
     running,
+    staying,
     wire,
     worker,
 )
@@ -351,7 +352,7 @@ async def test_a_slow_client_pauses_the_worker_and_a_stalled_one_is_dropped() ->
     async with worker(script) as w, running(FixedPicker(w), limits=limits) as gateway:
         client = await gateway.client()
         await client.send(post(STREAM))
-        client.writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        client.pause()
         await asyncio.wait_for(gone.wait(), 10)
         await gateway.settled()
         assert sent[0] < 2_000, "the worker was never held back"
@@ -382,12 +383,7 @@ async def test_a_slow_client_that_reads_on_gets_everything() -> None:
 async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
     """C76, C77."""
     upstream = UpstreamConfig(stream_idle_timeout_ms=200)
-
-    async def script(served: Served) -> None:
-        await served.request()
-        await served.send(SSE_HEAD + event("a"))
-        await served.gone()
-
+    script = staying(SSE_HEAD + event("a"))
     async with worker(script) as w, running(FixedPicker(w), upstream=upstream) as gateway:
         reply = await gateway.ask(post(STREAM))
         assert reply.is_whole

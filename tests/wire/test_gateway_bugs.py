@@ -26,6 +26,7 @@ from scripted import (
     json_answer,
     post,
     running,
+    staying,
     until,
     wire,
     worker,
@@ -228,14 +229,8 @@ async def test_a_pause_whose_timer_is_lost_is_ended_by_the_sweep() -> None:
 @wire
 async def test_a_stream_whose_first_worker_broke_at_once_leaves_the_queue_of_the_second() -> None:
     """The first token counts where it reached the client, and once for each attempt."""
-
-    async def breaks(served: Served) -> None:
-        await served.request()
-        await served.send(SSE_HEAD + event("lost") + b"no chunk\r\n")
-        await served.gone()
-
     async with (
-        worker(breaks, "w0") as bad,
+        worker(staying(SSE_HEAD + event("lost") + b"no chunk\r\n"), "w0") as bad,
         worker(answering(SSE_HEAD + event("a") + END), "w1") as good,
         running(FixedPicker(bad, good)) as gateway,
     ):
@@ -254,15 +249,8 @@ def test_c72_an_abort_in_any_phase_frees_the_worker_and_empties_the_book(phase: 
     @wire
     async def scenario() -> None:
         gone = asyncio.Event()
-
-        async def script(served: Served) -> None:
-            await served.request()
-            if phase == "streaming":
-                await served.send(SSE_HEAD + event("a"))
-            await served.gone()
-            gone.set()
-
-        async with worker(script) as w:
+        first = SSE_HEAD + event("a") if phase == "streaming" else b""
+        async with worker(staying(first, gone)) as w:
             picker = LanePicker(w) if phase == "picking" else FixedPicker(w)
             async with running(picker) as gateway:
                 await _abort_in(phase, gateway, w)

@@ -22,6 +22,7 @@ from scripted import (
     json_answer,
     post,
     running,
+    staying,
     until,
     wire,
     worker,
@@ -40,15 +41,8 @@ def test_c71_a_client_that_leaves_frees_its_worker_at_once(phase: str, is_reset:
     @wire
     async def scenario() -> None:
         gone = asyncio.Event()
-
-        async def script(served: Served) -> None:
-            await served.request()
-            if phase == PHASES[1]:
-                await served.send(SSE_HEAD + event("a"))
-            await served.gone()
-            gone.set()
-
-        async with worker(script) as w, running(FixedPicker(w)) as gateway:
+        first = SSE_HEAD + event("a") if phase == PHASES[1] else b""
+        async with worker(staying(first, gone)) as w, running(FixedPicker(w)) as gateway:
             client = await gateway.client()
             await client.send(post(CHAT if phase == PHASES[2] else STREAM))
             if phase == PHASES[1]:

@@ -22,6 +22,7 @@ from scripted import (
     json_answer,
     post,
     running,
+    staying,
     until,
     wire,
     worker,
@@ -197,13 +198,8 @@ async def test_no_second_worker_is_asked_where_retries_are_off() -> None:
 async def test_c75_a_worker_that_accepts_and_never_answers_stalls_only_its_own() -> None:
     """C75, C77, F4."""
     upstream = UpstreamConfig(first_byte_timeout_ms=1_500)
-
-    async def silent(served: Served) -> None:
-        await served.request()
-        await served.gone()
-
     async with (
-        worker(silent, "w0") as w0,
+        worker(staying(), "w0") as w0,
         worker(answering(json_answer()), "w1") as w1,
         running(FixedPicker(w0), upstream=upstream) as gateway,
     ):

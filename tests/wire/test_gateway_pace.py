@@ -94,13 +94,12 @@ async def test_requests_behind_a_pause_are_served_when_the_client_reads_again() 
     count = 60_000
     async with running(FixedPicker(), limits=limits) as gateway:
         client = await gateway.client()
-        reading = client.writer.transport
-        reading.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        client.pause()
         sending = asyncio.create_task(client.send(get("/health") * count + get("/nothing")))
         await until(lambda: gateway.front.counters.open_clients == 1)
         [served] = gateway.front._clients
         await until(lambda: served.is_paused)
-        reading.resume_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        client.resume()
         for _ in range(count):
             await client.head()
             await client.reader.readexactly(15)
@@ -128,7 +127,7 @@ async def test_the_write_stall_counts_from_the_last_byte_fetched_though_more_arr
     async with worker(script) as w, running(FixedPicker(w), limits=limits) as gateway:
         client = await gateway.client()
         await client.send(post(STREAM))
-        client.writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        client.pause()
         await asyncio.wait_for(gone.wait(), 10)
         assert gateway.front.counters.write_stalls == 1
         assert sent[0] < 500, "dropped only when the buffer was full"
