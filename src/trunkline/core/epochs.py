@@ -1,0 +1,148 @@
+"""Epochs: a counter on each thing that can be revoked, and the table of all of them.
+
+The epochs of a request are part of its block keys and of its salt, so that raising one makes all
+older names unreachable at once. A table is immutable: a holder swaps one reference, and everything
+it decides from then on is under the new one. Must never: lower a revision or an epoch. Read
+`freshness.py` for how long a holder may believe its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from trunkline.core.identity import Epochs, ScopeKind
+from trunkline.core.principals import Principal
+
+MAX_SUBJECT_BYTES = 512
+
+
+class SubjectKind(Enum):
+    """What can be revoked; the order is that of `Epochs`."""
+
+    FLEET = "fleet"
+    ORG = "org"
+    TENANT = "tenant"
+    USER = "user"
+    KEY_CLASS = "key_class"
+    PUBLIC = "public"
+    MODEL = "model"
+    ADAPTER = "adapter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One thing that can be revoked. `path` is its id; empty for the fleet alone.
+
+    The path of a user is `<tenant id>/<user>`. Raises ValueError for a path that is missing, too
+    long or not printable.
+    """
+
+    kind: SubjectKind
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.kind is SubjectKind.FLEET) is not (not self.path):
+            raise ValueError(f"{self.kind.value} with the path {self.path[:80]!r}")
+        if len(self.path.encode()) > MAX_SUBJECT_BYTES or not self.path.isprintable():
+            raise ValueError(f"the path of a {self.kind.value} is too long or not printable")
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}/{self.path}" if self.path else self.kind.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What one request was admitted under: each part of it that can be revoked, and its epoch."""
+
+    subjects: tuple[Subject, ...]
+    epochs: Epochs
+    """By every part of the principal, whatever the scope: what the exit fence goes by."""
+    rev: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTable:
+    """All epochs as of one revision of the registry."""
+
+    rev: int = 0
+    epochs: Mapping[Subject, int] = field(default_factory=dict[Subject, int])
+    """Subjects that were never raised are not in it: their epoch is 0."""
+    barred: frozenset[Subject] = frozenset()
+    """Revoked and not enabled again: new requests are refused."""
+
+    def raised(self, subject: Subject, epoch: int, *, rev: int, bars: bool) -> EpochTable:
+        """The table after a change. Raises ValueError where a revision is skipped or an epoch does
+        not grow.
+        """
+        if epoch <= self.epochs.get(subject, 0):
+            raise ValueError(f"the epoch of {subject} does not grow: {epoch}")
+        barred = self.barred | {subject} if bars else self.barred
+        return replace(self._at(rev), epochs={**self.epochs, subject: epoch}, barred=barred)
+
+    def enabled(self, subject: Subject, *, rev: int) -> EpochTable:
+        """The table after a revoked subject was enabled again; its epoch stays raised."""
+        return replace(self._at(rev), barred=self.barred - {subject})
+
+    def advanced(self, *, rev: int) -> EpochTable:
+        """The table after a change that is none to epochs."""
+        return self._at(rev)
+
+    def admit(self, principal: Principal, model: str, adapter: str = "") -> Admission:
+        """What a request of `principal` for `model` (and `adapter`) is admitted under.
+
+        Raises PermissionError that names the kind of what is barred.
+        """
+        subjects = _subjects_of(principal, model, adapter)
+        for subject in subjects:
+            if subject in self.barred:
+                raise PermissionError(subject.kind.value)
+        epochs = {s.kind.value: self.epochs.get(s, 0) for s in subjects}
+        return Admission(subjects=subjects, epochs=Epochs(**epochs), rev=self.rev)
+
+    def is_current(self, admission: Admission) -> bool:
+        """Whether nothing that the admission stands on was revoked or invalidated since."""
+        if admission.rev == self.rev:
+            return True
+        return all(
+            self.epochs.get(subject, 0) == getattr(admission.epochs, subject.kind.value)
+            for subject in admission.subjects
+        )
+
+    def _at(self, rev: int) -> EpochTable:
+        if rev != self.rev + 1:
+            raise ValueError(f"revision {rev} does not follow {self.rev}")
+        return replace(self, rev=rev)
+
+
+_IN_SCOPE: dict[ScopeKind, frozenset[str]] = {
+    ScopeKind.SESSION: frozenset({"org", "tenant", "user", "key_class"}),
+    ScopeKind.USER: frozenset({"org", "tenant", "user", "key_class"}),
+    ScopeKind.TENANT: frozenset({"org", "tenant", "key_class"}),
+    ScopeKind.ORG: frozenset({"org"}),
+    ScopeKind.PUBLIC: frozenset({"public"}),
+}
+
+
+def scoped(epochs: Epochs, kind: ScopeKind) -> Epochs:
+    """The epochs that a namespace of this kind of scope is derived with; absent parts are 0.
+
+    A tenant's blocks are shared by its users, so the epoch of a user is no part of them.
+    """
+    counted = _IN_SCOPE[kind] | {"fleet", "model", "adapter"}
+    kept = {name.value: getattr(epochs, name.value) for name in SubjectKind}
+    return Epochs(**{name: value for name, value in kept.items() if name in counted})
+
+
+def _subjects_of(principal: Principal, model: str, adapter: str) -> tuple[Subject, ...]:
+    parts = (
+        (SubjectKind.ORG, principal.org),
+        (SubjectKind.TENANT, principal.tenant),
+        (SubjectKind.USER, principal.user and f"{principal.tenant}/{principal.user}"),
+        (SubjectKind.KEY_CLASS, principal.key_class),
+        (SubjectKind.MODEL, model),
+        (SubjectKind.ADAPTER, adapter),
+    )
+    named = (Subject(kind=kind, path=path) for kind, path in parts if path)
+    return (Subject(kind=SubjectKind.FLEET), *named)
