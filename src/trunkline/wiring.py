@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
 import random
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ import msgspec
 from trunkline.adapters.clock import SystemClock
 from trunkline.config import (
     Config,
+    DirectoryConfig,
     is_printable_ascii,
     worker_event_endpoints,
     worker_name,
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from trunkline.control.views import WorkerSpec
     from trunkline.core.actions import Action
     from trunkline.core.directory import Directory
-    from trunkline.core.feed import WorkerFeed
+    from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.records import WorkerId
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts
@@ -78,15 +81,17 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.settings import redacted
 
     specs = [worker_spec(url, "", {}) for url in config.worker_urls]
-    if not specs:
-        observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
+    _say_what_is_open(config)
     clock, stop, again = SystemClock(), asyncio.Event(), asyncio.Event()
     core = build_core(config, clock)
     context = event_context(MAX_WORKERS)
     parts = _member_parts(config, core, clock, context)
     lease_ms = config.directory.heartbeat_ttl_ms
     async with Membership(parts, heartbeat_ttl_ms=lease_ms) as membership:
-        front = await serve_front(config.listen, _front_parts(config, core, membership, clock))
+        with _taken_port_named("--port", config.listen.host, config.listen.port):
+            front = await serve_front(config.listen, _front_parts(config, core, membership, clock))
+        with _taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
+            listener = bind_admin(config.listen)
         operations = Operations(
             membership=membership,
             picker=core.picker,
@@ -95,33 +100,69 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
             spec_of=worker_spec,
             hide=hide,
         )
+        bound = _as_bound(config, front.port, listener.getsockname()[1])
         exposition = Exposition([operations], version=cli.version(), native=IMPLEMENTATION)
         admin = admin_app(
-            operations, exposition, settings=redacted(config), key=config.listen.admin_api_key
+            operations, exposition, settings=redacted(bound), key=config.listen.admin_api_key
         )
-        listener = bind_admin(config.listen)
         for spec in specs:
             operations.add(spec)
-        if not config.listen.api_key:
-            observe.log.warning("auth.off", meaning="everybody who reaches the port is one tenant")
-        if not config.model.root_key_file:
-            observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(
-                number, lambda: (again if stop.is_set() else stop).set()
-            )
-        _announce(config, front.port, listener.getsockname()[1])
+        _stop_on_signals(stop, again)
+        _announce(bound)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_admin(admin, listener, stop))
             housekeeping = group.create_task(_keep_house(core.directory, clock))
             await stop.wait()
-            hurrying = group.create_task(_close_when(again, front))
-            await front.drain(DRAIN_MS)
-            for task in (housekeeping, hurrying):
-                task.cancel()
+            await _drain(front, again)
+            housekeeping.cancel()
     core.prompts.close()
     context.term()
+    observe.log.info("gateway.stopped", served_requests=sum(front.counters.requests.values()))
     return 0
+
+
+def _say_what_is_open(config: Config) -> None:
+    """What an operator should know of the settings before the first request."""
+    from trunkline import observe
+
+    if not config.worker_urls:
+        observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
+    if not config.listen.api_key:
+        observe.log.warning("auth.off", meaning="everybody who reaches the port is one tenant")
+    if not config.model.root_key_file:
+        observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
+
+
+def _stop_on_signals(stop: asyncio.Event, again: asyncio.Event) -> None:
+    """The first SIGINT or SIGTERM sets `stop`, a further one `again`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: (again if stop.is_set() else stop).set()
+        )
+
+
+def _as_bound(config: Config, port: int, admin_port: int) -> Config:
+    """The settings as they came out: where the kernel was to pick a port, the one it picked."""
+    return replace(config, listen=replace(config.listen, port=port, admin_port=admin_port))
+
+
+@contextmanager
+def _taken_port_named(flag: str, host: str, port: int) -> Generator[None]:
+    """Turns what the kernel says of an address into what the operator can do about it."""
+    try:
+        yield
+    except (OSError, ConfigError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use by another process; end that, or give another"
+                f" port with {flag} (0 takes any free one)"
+            ) from error
+        if isinstance(cause, OSError) and cause.errno == errno.EACCES:
+            raise ConfigError(
+                f"port {port} on {host} needs more rights; give one above 1023 with {flag}"
+            ) from error
+        raise
 
 
 def build_core(config: Config, clock: SystemClock) -> Core:
@@ -154,15 +195,9 @@ def _member_parts(
     from trunkline.adapters.zmq_events import run_feed
     from trunkline.control.parts import MemberParts
     from trunkline.control.probe import fetch
-    from trunkline.core.feed import FeedLimits, WorkerFeed
+    from trunkline.core.feed import WorkerFeed
 
-    bounds = config.directory
-    limits = FeedLimits(
-        max_buffered_batches=bounds.max_buffered_batches,
-        max_parked_runs=bounds.max_parked_runs,
-        parked_ttl_ms=bounds.parked_ttl_ms,
-        replay_timeout_ms=bounds.replay_timeout_ms,
-    )
+    limits = _feed_limits(config.directory)
 
     def make_feed(worker: WorkerId, source: EventSource) -> WorkerFeed:
         state = core.fleet.get(worker)
@@ -201,6 +236,17 @@ def _member_parts(
         routing=config.routing,
         default_block_tokens=config.model.block_size,
         log=observe.log,
+    )
+
+
+def _feed_limits(bounds: DirectoryConfig) -> FeedLimits:
+    from trunkline.core.feed import FeedLimits
+
+    return FeedLimits(
+        max_buffered_batches=bounds.max_buffered_batches,
+        max_parked_runs=bounds.max_parked_runs,
+        parked_ttl_ms=bounds.parked_ttl_ms,
+        replay_timeout_ms=bounds.replay_timeout_ms,
     )
 
 
@@ -243,10 +289,17 @@ def _front_parts(
     )
 
 
-async def _close_when(again: asyncio.Event, front: Front) -> None:
-    """A second signal: whoever sent it does not want to wait for streams."""
-    await again.wait()
-    await front.close()
+async def _drain(front: Front, again: asyncio.Event) -> None:
+    """Let open streams end, unless a second signal says that nobody waits for them."""
+
+    async def hurry() -> None:
+        await again.wait()
+        await front.close()
+
+    async with asyncio.TaskGroup() as group:
+        hurrying = group.create_task(hurry())
+        await front.drain(DRAIN_MS)
+        hurrying.cancel()
 
 
 async def _keep_house(directory: Directory, clock: SystemClock) -> None:
@@ -297,11 +350,11 @@ def _named_sources(url: str, host: str) -> tuple[EventSource, ...]:
     return (replace(source, is_bound_by_us=False, replay_endpoint=replay),)
 
 
-def _announce(config: Config, port: int, admin_port: int) -> None:
+def _announce(bound: Config) -> None:
     """One line of JSON on stdout: we are up, and where."""
     line = {
-        "url": f"http://{config.listen.host}:{port}",
-        "admin_url": f"http://{config.listen.admin_host}:{admin_port}",
+        "url": f"http://{bound.listen.host}:{bound.listen.port}",
+        "admin_url": f"http://{bound.listen.admin_host}:{bound.listen.admin_port}",
     }
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
@@ -412,6 +465,8 @@ async def _keep_fleet(args: argparse.Namespace) -> int:
         sys.stdout.write(tour.greeting(fleet.target_urls[0], fleet.admin_url))
         sys.stdout.flush()
         await stop.wait()
+        served_count = await fleet.served_requests()
+    sys.stdout.write(tour.farewell(served_count))
     return 0
 
 

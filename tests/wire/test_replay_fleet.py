@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +108,20 @@ def test_the_demo_fleet_greets_answers_and_ends_in_order(served: subprocess.Pope
     assert len(children) == 3, "a gateway and two workers"
     served.send_signal(signal.SIGTERM)
     assert served.wait(timeout=30.0) == 0
+    assert served.stdout.read().splitlines()[-1] == "served 1 request, stopped"
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_a_taken_port_is_said_once_and_without_a_second_name() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("demo", "--serve", "--workers", "1", "--port", str(port))
+    assert done.returncode == 1
+    said = f"trunkline: gateway did not start: port {port} on 127.0.0.1 is in use"
+    assert done.stderr.startswith(said), done.stderr
+    assert "--port" in done.stderr
 
 
 def children_of(pid: int) -> list[int]:

@@ -91,3 +91,10 @@ The header x-trunkline-decision says why which worker was chosen. For operators:
 
 The answers are made up: the workers are simulated. Ctrl-C ends the fleet.
 """
+
+
+def farewell(served_count: int | None) -> str:
+    """The last line of `--serve`: what it did. None: the gateway did not say."""
+    if served_count is None:
+        return "stopped\n"
+    return f"served {served_count:,} request{'' if served_count == 1 else 's'}, stopped\n"

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from trunkline.core.profiles import profile_named
-from trunkline.errors import GatewayError, WorkerLost
+from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
 from trunkline.ports.worker import Endpoint, Fetch
 from trunkline.replay.counters import FleetCounters, counters_from_metrics, parse_metrics
 from trunkline.replay.plan import FleetPlan
@@ -34,6 +34,8 @@ STOP_TIMEOUT_S = 15.0
 READY_TIMEOUT_S = 60.0
 MODEL = "trunkline-sim"
 _ASK_MS = 10_000.0
+_COMPLAINS = "trunkline: "
+_SERVED = "trunkline_requests_total"
 _COMPUTED = "vllm:prompt_tokens_by_source_total"
 
 
@@ -61,8 +63,8 @@ class Child:
                 line = await self.process.stdout.readline()
         if not line:
             self.said.seek(0)
-            last = self.said.read()[-2_000:].decode("utf-8", "replace").strip()
-            raise StartFailed(f"{self.name} did not start: {last or 'it said nothing'}")
+            last = self.said.read()[-2_000:].decode("utf-8", "replace")
+            raise StartFailed(f"{self.name} did not start: {_complaint(last)}")
         self.ready = json.loads(line)
 
     async def stop(self) -> None:
@@ -203,6 +205,15 @@ class ProcessFleet:
             transfer_bytes=0,  # no worker can pull yet
         )
 
+    async def served_requests(self) -> int | None:
+        """Requests that the gateway has answered so far; None when it does not say."""
+        try:
+            _, page = await self._ask(self.admin_url, "/metrics")
+        except (WorkerLost, WorkerTimeout):
+            return None
+        samples = parse_metrics(page.decode())
+        return round(sum(sample.value for sample in samples if sample.name == _SERVED))
+
     async def stop(self) -> None:
         await self._gateway.stop()
 
@@ -247,6 +258,13 @@ def endpoint_of(url: str) -> Endpoint:
     """The endpoint of a URL that one of our own children gave."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     return Endpoint(host=host, port=int(port), host_header=f"{host}:{port}")
+
+
+def _complaint(said: str) -> str:
+    """What a child said in the end: its own error line where there is one, without its name."""
+    lines = said.strip().splitlines()
+    own = [line for line in lines if line.startswith(_COMPLAINS)]
+    return own[-1].removeprefix(_COMPLAINS) if own else "\n".join(lines) or "it said nothing"
 
 
 def resident_bytes(pid: int) -> int | None:
