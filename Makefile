@@ -34,8 +34,9 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
 	  echo 'Install one, or name it: make setup PYTHON=/path/to/python3.11' >&2; exit 1; fi; \
 	if ! $$python -c 'import venv, ensurepip' >/dev/null 2>&1; then \
 	  echo "$$python has no venv module. Remedy: apt install python3-venv" >&2; exit 1; fi; \
+	echo 'Setting up $(VENV) with trunkline, its tools and its native core: about a minute, once.'; \
 	[ -x $(BIN)/python ] && $(BIN)/python -c 'import pip' 2>/dev/null || $$python -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,report]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,report]'
 	@touch $@
 
 check: $(STAMP) ## Format, lint, types, the shape of the tree, and generated pages

@@ -195,15 +195,30 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_writes_a_line_each_tenth_where_there_is_no_terminal() -> None:
+def lines_without_terminal(step_ms: float) -> list[str]:
+    """What a run of 1,000 requests writes into a file, one request each `step_ms`."""
     stream, clock = io.StringIO(), HandClock()
     progress = Progress(stream, 1_000, "cache_aware", clock)
     for index in range(1_000):
+        clock.now_ms += step_ms
         progress.step(is_lost=index == 5)
     progress.end()
-    lines = stream.getvalue().splitlines()
+    return stream.getvalue().splitlines()
+
+
+def test_progress_writes_a_line_each_tenth_where_there_is_no_terminal() -> None:
+    lines = lines_without_terminal(step_ms=200.0)
     assert len(lines) == 10
     assert "100%  1,000/1,000, 1 lost" in lines[-1]
+
+
+@pytest.mark.parametrize(("run_s", "count"), [(0.0, 1), (9.0, 1), (20.0, 2), (45.0, 5)])
+def test_progress_of_a_short_run_writes_no_more_than_a_line_in_ten_seconds(
+    run_s: float, count: int
+) -> None:
+    lines = lines_without_terminal(step_ms=run_s)
+    assert len(lines) == count
+    assert "100%  1,000/1,000" in lines[-1]
 
 
 def test_progress_redraws_one_line_on_a_terminal_and_not_too_often() -> None:

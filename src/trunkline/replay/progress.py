@@ -1,4 +1,5 @@
-"""A progress line for people: redrawn on a terminal, one line each tenth elsewhere.
+"""A progress line for people: redrawn on a terminal; elsewhere a line each tenth, but not more than
+one in ten seconds, and the last.
 
 Must never write more often than it says, nor anywhere but to the given stream. Read `run.py` next.
 """
@@ -12,6 +13,7 @@ from trunkline.ports.clock import Clock
 REDRAW_MS = 100.0
 BAR_CELLS = 28
 TENTHS = 10
+QUIET_MS = 10_000.0
 
 
 class Progress:
@@ -25,6 +27,7 @@ class Progress:
         self._is_terminal = stream.isatty()
         self._began_at = clock.now()
         self._drawn_at_ms = float("-inf")
+        self._told_at_ms: float = self._began_at
         self._tenths = 0
         self._done = 0
         self._lost = 0
@@ -42,8 +45,11 @@ class Progress:
                 self._stream.flush()
             return
         tenths = TENTHS * self._done // self._total if self._total else TENTHS
-        if tenths > self._tenths:
+        is_last = self._done == self._total
+        is_quiet = self._clock.now() - self._told_at_ms < QUIET_MS
+        if tenths > self._tenths and (is_last or not is_quiet):
             self._tenths = tenths
+            self._told_at_ms = self._clock.now()
             self._stream.write(self._line() + "\n")
             self._stream.flush()
 
