@@ -71,15 +71,19 @@ class EpochTable:
     """Subjects that were never raised are not in it: their epoch is 0."""
     barred: frozenset[Subject] = frozenset()
     """Revoked and not enabled again: new requests are refused."""
+    fences: Mapping[Subject, int] = field(default_factory=dict[Subject, int])
+    """The epoch of each subject's last revocation: what was admitted below it may not go out."""
 
     def raised(self, subject: Subject, epoch: int, *, rev: int, bars: bool) -> EpochTable:
-        """The table after a change. Raises ValueError where a revision is skipped or an epoch does
-        not grow.
+        """The table after an invalidation, or (`bars`) a revocation. Raises ValueError where a
+        revision is skipped or an epoch does not grow.
         """
         if epoch <= self.epochs.get(subject, 0):
             raise ValueError(f"the epoch of {subject} does not grow: {epoch}")
         barred = self.barred | {subject} if bars else self.barred
-        return replace(self._at(rev), epochs={**self.epochs, subject: epoch}, barred=barred)
+        fences = {**self.fences, subject: epoch} if bars else self.fences
+        epochs = {**self.epochs, subject: epoch}
+        return replace(self._at(rev), epochs=epochs, barred=barred, fences=fences)
 
     def enabled(self, subject: Subject, *, rev: int) -> EpochTable:
         """The table after a revoked subject was enabled again; its epoch stays raised."""
@@ -107,6 +111,17 @@ class EpochTable:
             return True
         return all(
             self.epochs.get(subject, 0) == getattr(admission.epochs, subject.kind.value)
+            for subject in admission.subjects
+        )
+
+    def may_leave(self, admission: Admission) -> bool:
+        """Whether output of what was so admitted may go to its client: the exit fence. What was
+        merely invalidated runs to its end.
+        """
+        if admission.rev == self.rev:
+            return True
+        return all(
+            getattr(admission.epochs, subject.kind.value) >= self.fences.get(subject, 0)
             for subject in admission.subjects
         )
 
