@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trunkline.config import nearest
 from trunkline.errors import ConfigError, GatewayError, TraceError
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -50,14 +51,18 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _refuse(self, word: str) -> NoReturn:
-        from trunkline.settings import unknown_name
-
-        flag = word.partition("=")[0]
+        flag, manual = word.partition("=")[0], f"{self.prog} --help"
         if not flag.startswith("-"):
-            raise ConfigError(f"{word!r} is one word too many; see {self.prog} --help")
+            raise ConfigError(f"{word!r} is one word too many; see {manual}")
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        key = flag.lstrip("-").replace("-", "_")
-        raise unknown_name(key, flag, known, source="command line", manual=f"{self.prog} --help")
+        if self.prog == "trunkline serve":  # whose flags are settings, with their own advice
+            from trunkline.settings import unknown_name
+
+            key = flag.lstrip("-").replace("-", "_")
+            raise unknown_name(key, flag, known, source="command line", manual=manual)
+        near = nearest(flag, known)
+        hint = f"did you mean {near}?" if near else f"see {manual}"
+        raise ConfigError(f"{flag} is no flag of {self.prog}; {hint}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,8 +108,6 @@ def _dispatch(words: list[str]) -> int:
         return OK if words else MISUSED
     name = "version" if words[0] in ("-V", "--version") else words[0]
     if name not in VERBS:
-        from trunkline.config import nearest
-
         near = nearest(name, VERBS)
         hint = f"did you mean {near}?" if near else f"the verbs are {', '.join(VERBS)}"
         raise ConfigError(f"{name!r} is no verb of trunkline; {hint}")

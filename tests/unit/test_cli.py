@@ -41,6 +41,7 @@ def test_help_of_serve_ends_with_examples_and_shows_defaults_with_units(
     assert "also --prometheus-port" in page
     assert "roundrobin" in page
     assert page.index("examples:") > page.index("--log-format")
+    assert page.startswith("usage: trunkline serve [--worker-urls URL ...] [options]")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,10 @@ def test_help_of_serve_ends_with_examples_and_shows_defaults_with_units(
         (["serve", "--config", "/absent.toml"], "cannot be read"),
         (["serve", "--cache-threshold", "0.5"], "has no thresholds"),
         (["version", "--loud"], "see trunkline version --help"),
-        (["simulate", "--loud", "2"], "did you mean --load?"),
+        (["simulate", "W1", "--loud", "2"], "--loud is no flag of trunkline simulate; did you"),
+        (["replay", "--prometheus-port", "1"], "see trunkline replay --help"),
+        (["replay", "--policies", "cache_awar"], "no policy 'cache_awar'; did you mean cache_awa"),
+        (["replay", "--policies", "clever"], "no policy 'clever'; known are cache_aware, round_"),
         (["replay", "W6"], "known are W1, W2"),
         (["docs", "--out", "/absent"], "is no folder"),
     ],

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+from trunkline.config import nearest
+from trunkline.core.policies import POLICIES
 from trunkline.core.profiles import fifo_profile
 from trunkline.errors import ConfigError, TraceError
 from trunkline.ports.clock import Clock
@@ -223,6 +225,11 @@ def _policies(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"--policies {text!r}: expected names separated by commas, each once")
+    unknown = next((name for name in names if name not in POLICIES), None)
+    if unknown is not None:
+        near = nearest(unknown, POLICIES)
+        hint = f"did you mean {near}?" if near else f"known are {', '.join(POLICIES)}"
+        raise ConfigError(f"--policies: no policy {unknown!r}; {hint}")
     return names
 
 
