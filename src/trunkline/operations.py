@@ -15,11 +15,21 @@ from trunkline.config import worker_name, worker_url_problem
 from trunkline.control.membership import Membership
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.control.views import MemberView, Mode, WorkerSpec
+from trunkline.core.decision import Exclusion
 from trunkline.core.directory import Directory
-from trunkline.core.records import BlockKey, WorkerId
+from trunkline.core.fleet import Fleet
+from trunkline.core.records import BlockKey, BootInstant, WorkerId
 from trunkline.errors import ConfigError
-from trunkline.gateway.backend import Heartbeat, Refused, WorkerJob, WorkerOrder, WorkerView
+from trunkline.gateway.backend import (
+    Heartbeat,
+    Refused,
+    WorkerCondition,
+    WorkerJob,
+    WorkerOrder,
+    WorkerView,
+)
 from trunkline.gateway.counters import Counters
+from trunkline.gateway.front import Readiness
 from trunkline.gateway.metrics import Sample, WorkerRow
 from trunkline.gateway.picker import FleetPicker
 
@@ -35,6 +45,13 @@ _MODE: dict[Mode, Literal["exact", "approximate", "digest", "blind"]] = {
     Mode.APPROXIMATE: "approximate",
     Mode.BLIND: "blind",
 }
+_EXCLUDED: dict[Exclusion, WorkerCondition] = {
+    Exclusion.UNHEALTHY: "unhealthy",
+    Exclusion.DRAINING: "draining",
+    Exclusion.BREAKER: "breaker-open",
+    Exclusion.LEASE: "lease-expired",
+}
+"""Why a worker may not be chosen, in the words of decisions."""
 
 
 class Operations:
@@ -200,7 +217,7 @@ class Operations:
         selections = self._picker.accounts.selections
         return WorkerRow(
             worker=view.name,
-            is_healthy=view.is_healthy,
+            is_healthy=bool(view.ranks) and view.exclusion is None,
             is_degraded=bool(view.degraded),
             breaker=view.breaker,
             requests_active=sum(rank.in_flight for rank in view.ranks),
@@ -216,6 +233,17 @@ class Operations:
         """A worker by its name or by its URL; what is neither is looked for as it is."""
         url = worker if "://" in worker else f"http://{worker}"
         return worker if worker_url_problem(url) else worker_name(url)
+
+
+def readiness_of(fleet: Fleet, membership: Membership, boot: BootInstant) -> Readiness:
+    """Whether anything can be served now, and what it is called where nothing can."""
+    usable, _ = fleet.usable(boot)
+    return Readiness(
+        is_ready=bool(usable),
+        is_reuse_on=bool(usable),
+        detail=f"{len(usable)} usable",
+        unready_status="starting" if membership.is_starting() else "no_workers",
+    )
 
 
 def _worker_view(view: MemberView) -> WorkerView:
@@ -240,9 +268,7 @@ def _worker_view(view: MemberView) -> WorkerView:
     )
 
 
-def _state(view: MemberView) -> Literal["joining", "ready", "unhealthy", "draining"]:
+def _state(view: MemberView) -> WorkerCondition:
     if not view.ranks:
         return "joining"
-    if view.is_draining:
-        return "draining"
-    return "ready" if view.is_healthy else "unhealthy"
+    return "ready" if view.exclusion is None else _EXCLUDED[view.exclusion]

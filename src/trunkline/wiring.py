@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.records import WorkerId
     from trunkline.gateway.counters import AccessRecord
-    from trunkline.gateway.front import Front, FrontParts
+    from trunkline.gateway.front import Front, FrontParts, Readiness
     from trunkline.ports.worker import EventSource
 
 DRAIN_MS = 10_000.0
@@ -254,7 +254,8 @@ def _front_parts(
     config: Config, core: Core, membership: Membership, clock: SystemClock
 ) -> FrontParts:
     from trunkline import cli, observe
-    from trunkline.gateway.front import FrontParts, Readiness, api_key_check
+    from trunkline.gateway.front import FrontParts, api_key_check
+    from trunkline.operations import readiness_of
 
     def log_request(record: AccessRecord) -> None:
         observe.log.debug("request.finished", **asdict(record))
@@ -266,9 +267,7 @@ def _front_parts(
         return msgspec.json.encode({"object": "list", "data": rows})
 
     def readiness() -> Readiness:
-        usable, _ = core.fleet.usable(clock.boot())
-        count = len(usable)
-        return Readiness(is_ready=count > 0, is_reuse_on=count > 0, detail=f"{count} usable")
+        return readiness_of(core.fleet, membership, clock.boot())
 
     return FrontParts(
         picker=core.picker,

@@ -6,7 +6,7 @@ import asyncio
 import functools
 
 import pytest
-from bench import (
+from member_bench import (
     W0,
     Answers,
     Bench,
@@ -26,9 +26,6 @@ from trunkline.control.views import Mode
 from trunkline.core.directory import Directory
 from trunkline.core.records import WorkerId
 from trunkline.errors import ConfigError
-
-TEST_S = 10.0
-
 
 # -- joining ---------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bench import W0, Bench, bench_test, metrics, until
+from member_bench import W0, Bench, bench_test, metrics, until
 
 from trunkline.ports.worker import AttemptEnd
 

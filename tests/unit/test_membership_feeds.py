@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import W0, Answers, Bench, bench_test, metrics, some_chain, until, with_events
+from member_bench import W0, Answers, Bench, bench_test, metrics, some_chain, until, with_events
 
 from trunkline.config import RoutingConfig
 from trunkline.control.views import Mode
@@ -10,8 +10,6 @@ from trunkline.core.actions import FeedFailed
 from trunkline.core.events import EventBatch
 from trunkline.core.records import WorkerId
 from trunkline.ports.worker import AttemptEnd, EventSource
-
-TEST_S = 10.0
 
 
 @bench_test

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import itertools
 
-from bench import W0, Bench, bench_test, metrics, refused, some_chain, until
+from member_bench import W0, Bench, bench_test, metrics, refused, some_chain, until
 
+from trunkline.config import HealthConfig
+from trunkline.control.health import PROBE_GAP_SECS, Health
+from trunkline.control.probe import is_refusal
 from trunkline.core.decision import Exclusion
 from trunkline.errors import WorkerTimeout
-
-TEST_S = 10.0
+from trunkline.ports.worker import AttemptEnd
 
 
 @bench_test
@@ -34,7 +38,7 @@ async def test_three_failed_probes_take_a_worker_out_and_two_good_ones_bring_it_
 
 
 @bench_test
-async def test_a_single_refused_connection_means_a_new_life_though_health_never_failed(
+async def test_a_single_refused_connection_takes_a_worker_out_at_once_and_means_a_new_life(
     bench: Bench,
 ) -> None:
     """A worker that restarts faster than three probes has lost its cache all the same."""
@@ -45,7 +49,7 @@ async def test_a_single_refused_connection_means_a_new_life_though_health_never_
     await until(lambda: len(answers.asked) > seen)
     answers.failure = None
     await until(lambda: bench.log.count("worker.joined") == 2)
-    assert bench.log.count("worker.unhealthy") == 0
+    assert bench.log.count("worker.unhealthy") == 1
     assert bench.directory.predicted_count(W0) == 0
 
 
@@ -107,3 +111,99 @@ async def test_a_draining_worker_stays_so_through_a_new_life(bench: Bench) -> No
     answers.pages["/metrics"] = metrics(block_tokens=64)
     await until(lambda: bench.state() is not old)
     assert bench.state().is_draining
+
+
+# -- what failed requests give reason for ----------------------------------------------------------
+
+
+def at_rest(bench: Bench) -> None:
+    """Nothing is asked of a worker for a minute, unless something gives reason for it."""
+    bench.parts.health = HealthConfig(health_check_interval_secs=60.0, load_interval_secs=60.0)
+
+
+def fail(bench: Bench) -> None:
+    target = bench.table.targets[W0]
+    target.on_sent()
+    target.on_ended(AttemptEnd.WORKER_FAILED)
+
+
+@bench_test
+async def test_a_failed_request_has_a_worker_that_is_gone_out_and_back_without_a_probes_turn(
+    bench: Bench,
+) -> None:
+    at_rest(bench)
+    answers = await bench.joined()
+    await until(lambda: answers.asked.count("/metrics") == 2)  # its load was read
+    answers.failure = refused
+    fail(bench)
+    await until(lambda: not bench.state().is_healthy)
+    assert answers.asked.count("/health") == 1
+    answers.failure = None
+    await until(lambda: bench.state().is_healthy)
+    assert bench.log.count("worker.joined") == 2
+
+
+@bench_test
+async def test_a_refused_reading_of_its_load_takes_a_worker_out_too(bench: Bench) -> None:
+    bench.parts.health = HealthConfig(health_check_interval_secs=60.0, load_interval_secs=0.05)
+    answers = await bench.joined()
+    answers.failure = refused
+    await until(lambda: not bench.state().is_healthy)
+    assert answers.asked.count("/health") == 0
+
+
+@bench_test
+async def test_a_failed_request_at_a_worker_that_is_well_changes_nothing(bench: Bench) -> None:
+    at_rest(bench)
+    answers = await bench.joined()
+    fail(bench)
+    await until(lambda: answers.asked.count("/health") == 1)
+    assert bench.state().is_healthy
+
+
+@bench_test
+async def test_a_client_that_leaves_and_a_late_end_of_an_earlier_life_give_no_reason_to_ask(
+    bench: Bench,
+) -> None:
+    at_rest(bench)
+    answers = await bench.joined()
+    early = bench.table.targets[W0]
+    bench.beat(1, block_tokens=64)  # another block size: it is asked anew
+    await until(lambda: bench.log.count("worker.joined") == 2)
+    seen = answers.asked.count("/health")
+    early.on_ended(AttemptEnd.WORKER_FAILED)
+    bench.table.targets[W0].on_ended(AttemptEnd.CLIENT_GONE)
+    await asyncio.sleep(PROBE_GAP_SECS + 0.1)  # nothing is to come
+    assert answers.asked.count("/health") == seen
+
+
+@bench_test
+async def test_a_flood_of_failures_makes_no_flood_of_probes(bench: Bench) -> None:
+    """Never two at a time, and none sooner after another than the gap."""
+    health = Health(HealthConfig(health_check_interval_secs=60.0))
+    now, times = asyncio.get_running_loop().time, list[float]()
+
+    async def flood() -> None:
+        while True:
+            health.doubt()
+            await asyncio.sleep(0.01)
+
+    flooding = asyncio.create_task(flood())
+    for _ in range(3):
+        await health.until_due()
+        times.append(now())
+    flooding.cancel()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert all(PROBE_GAP_SECS <= gap < PROBE_GAP_SECS + 1.0 for gap in gaps)
+
+
+def test_a_name_with_two_addresses_that_both_refuse_is_refused() -> None:
+    """What asyncio raises then is no ConnectionRefusedError."""
+    both = OSError(
+        "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0), "
+        "[Errno 111] Connect call failed ('127.0.0.1', 9)"
+    )
+    assert is_refusal(both)
+    assert is_refusal(ConnectionRefusedError())
+    assert not is_refusal(ConnectionResetError(104, "Connection reset by peer"))
+    assert not is_refusal(None)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from bench import W0, Answers, Bench, bench_test, some_chain, until, with_events
+from member_bench import W0, Answers, Bench, bench_test, some_chain, until, with_events
 
 from trunkline.control.views import Mode
 from trunkline.core.decision import Exclusion
 from trunkline.core.records import BlockKey
-
-TEST_S = 10.0
 
 
 @bench_test

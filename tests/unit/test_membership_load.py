@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from bench import W0, Answers, Bench, bench_test, metrics, some_chain, until
+from member_bench import W0, Answers, Bench, bench_test, metrics, some_chain, until
 
 from trunkline.errors import WorkerTimeout
-
-TEST_S = 10.0
 
 
 @bench_test

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from bench import W0, Answers, Bench, bench_test, metrics, until
+from member_bench import W0, Answers, Bench, bench_test, metrics, until
 
 from trunkline.control.discovery import FleetModel
 from trunkline.core.records import WorkerId
-
-TEST_S = 10.0
 
 
 @bench_test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from array import array
 
@@ -12,6 +13,7 @@ from picker_bench import (
     GONE,
     MAX_TOKENS,
     W0,
+    W1,
     Bench,
     Characters,
     Contents,
@@ -106,3 +108,20 @@ def test_an_unknown_prompt_is_sent_as_it_came() -> None:
 def test_an_empty_prompt_promises_nothing() -> None:
     bench = Bench(W0)
     assert bench.pick(array("I")).ticket.decision.matched_tokens == 0
+
+
+def test_a_prompt_longer_than_the_least_that_a_worker_takes_is_refused_by_us() -> None:
+    """So that a client hears the same words, whichever worker was nearest."""
+    bench = Bench(W0, W1)
+    small = dataclasses.replace(bench.picker._targets[W1], max_model_len=32)
+    bench.picker.add_target(dataclasses.replace(bench.picker._targets[W0], max_model_len=64))
+    bench.picker.add_target(small)
+    bench.pick(ids(32))
+    with pytest.raises(ClientError, match="prompt has 33 tokens; the context has 32") as caught:
+        bench.pick(ids(33))
+    assert caught.value.refusal.code == "context_length_exceeded"
+    assert len(bench.picker._tickets) == 1
+    bench.leave(W1)
+    bench.pick(ids(64))
+    with pytest.raises(ClientError, match="the context has 64"):
+        bench.pick(ids(65))

@@ -143,7 +143,8 @@ def test_the_openai_client_hears_of_an_empty_fleet_as_unavailable(started: Proce
     with pytest.raises(openai.InternalServerError) as caught:
         nobody.completions.create(model=MODEL, prompt="hi")
     assert caught.value.status_code == 503
-    assert empty.client.get("/readiness").status_code == 503
+    ready = empty.client.get("/readiness")
+    assert (ready.status_code, ready.json()["status"]) == (503, "no_workers")
     assert empty.client.get("/liveness").status_code == 200
 
 

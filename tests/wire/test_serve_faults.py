@@ -138,6 +138,29 @@ def test_a_killed_worker_loses_no_request_that_had_not_begun_and_comes_back_empt
     gateway.wait_quiet()
 
 
+def test_a_fleet_of_one_whose_worker_was_killed_says_so_with_the_first_request(
+    started: Processes,
+) -> None:
+    """Not a probe's turn later: those are a minute away."""
+    only = started.worker(*TINY)
+    slow = ("--health-check-interval-secs", "60", "--load-interval-secs", "60")
+    gateway = started.gateway([only.url], *TINY, *slow)
+    assert gateway.chat("hello").status == 200
+    only.kill()
+    assert gateway.chat("hello").status in (502, 503)
+    until(lambda: gateway.worker(only)["state"] == "unhealthy", "it was probed at once")
+    assert "ConnectionRefusedError" in gateway.worker(only)["reason"]
+    assert gateway.metric("worker_health", worker=only.name) == 0
+    ready = gateway.client.get("/readiness")
+    assert (ready.status_code, ready.json()["status"]) == (503, "no_workers")
+    refused = gateway.chat("hello")
+    assert (refused.status, refused.error["code"]) == (503, "no_worker")
+    started.worker(*TINY, "--port", str(only.port))
+    until(lambda: gateway.worker(only)["state"] == "ready", "it is back")
+    assert gateway.client.get("/readiness").json()["status"] == "ready"
+    assert "worker.reached" in gateway.process.log()
+
+
 @pytest.mark.parametrize("feed", ["exact", "approximate"])
 def test_a_worker_that_restarts_at_once_is_not_credited_with_what_it_held(
     started: Processes, feed: str

@@ -145,6 +145,9 @@ def test_the_context_that_is_listed_is_that_of_the_smallest_worker(
     gateway.wait_ready(2)
     assert gateway.worker(small)["detail"]["max_model_len"] == 2_048
     assert gateway.client.get("/v1/models").json()["data"][0]["max_model_len"] == 2_048 < before
+    refused = gateway.chat(text_of(2_100, "too long"))
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    assert "the context has 2048" in refused.error["message"]
     gateway.admin(f"/workers/{small.name}", "DELETE")
 
 

@@ -41,6 +41,8 @@ class FleetModel:
     def __init__(self, name: str = "") -> None:
         self.name = name
         """Empty until a worker has joined."""
+        self.has_joined = False
+        """Whether a worker of this model ever was in the fleet."""
 
     def refusal(self, models: Sequence[str], wanted: str) -> str | None:
         """Why a worker with these models is not taken; None when it is. `wanted` is what it was
@@ -55,6 +57,7 @@ class FleetModel:
 
     def settle(self, models: Sequence[str], wanted: str) -> str:
         """The model's name, which the first worker that joins decides for good."""
+        self.has_joined = True
         self.name = self.name or wanted or models[0]
         return self.name
 

@@ -11,18 +11,22 @@ Read `engine.py` for what engines answer, `core/feed.py` for their events.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Coroutine
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from trunkline.control.discovery import Facts, ask
 from trunkline.control.engine import LoadReport, parse_models
+from trunkline.control.entries import Entries
+from trunkline.control.guard import Guard
+from trunkline.control.health import Health
 from trunkline.control.load import LoadReader
-from trunkline.control.parts import MemberParts, directory_bounds, new_breaker
+from trunkline.control.parts import MemberParts, directory_bounds
+from trunkline.control.probe import is_refusal
 from trunkline.control.silence import Silence
-from trunkline.control.views import Heartbeat, MemberView, Mode, RankView, WorkerSpec, shown_url
+from trunkline.control.trouble import Trouble
+from trunkline.control.views import Heartbeat, MemberView, Mode, WorkerSpec, rank_view, shown_url
 from trunkline.core.actions import (
     Action,
     FeedBlind,
@@ -32,7 +36,7 @@ from trunkline.core.actions import (
     RequestReplay,
     WorkerRestarted,
 )
-from trunkline.core.breaker import Breaker
+from trunkline.core.decision import Exclusion
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import WorkerState
 from trunkline.core.load import PrefillQueue
@@ -43,6 +47,7 @@ from trunkline.ports.worker import AttemptEnd, Target
 DISCOVERY_PAUSE_SECS = 0.5
 """Between attempts to reach a worker that has not answered yet."""
 
+_DRAINS = "takes no new requests; those in flight end"
 _FOLLOWS = "follows the worker's cache events"
 _NO_EVENTS = "no events since start, though it announced them"
 _NO_LOAD = LoadReport(running=0, waiting=None, memory_ratio=None)
@@ -53,12 +58,12 @@ class Member:
 
     def __init__(self, spec: WorkerSpec, parts: MemberParts) -> None:
         self.spec = spec
-        self.workers: list[WorkerId] = []
         self.mode = Mode.CONNECTING
         self.model_id = ""
         self._parts = parts
+        self._entries = Entries(parts.fleet)
         self._reason = "not reached yet"
-        self._trouble = ""
+        self._trouble = Trouble()
         """What went wrong last, until it goes well again."""
         self._feeds: dict[WorkerId, WorkerFeed] = {}
         self._ranks: dict[WorkerId, int] = {}
@@ -69,13 +74,15 @@ class Member:
         """What its heartbeats say."""
         self._again = asyncio.Event()
         """Everything is to be asked anew: it was away, or is another than it was."""
-        self._was_refused = False
-        """Nobody listened there a moment ago: whoever answers next has begun a new life."""
         self._is_draining = False
-        self._failed_probes = 0
-        self._good_probes = 0
+        self._health = Health(parts.health)
         self._load = LoadReader(spec.name, self._get, parts.log)
-        self._breaker = new_breaker(parts.breaker)
+        self._guard = Guard(spec.name, parts.breaker, parts.log)
+
+    @property
+    def workers(self) -> list[WorkerId]:
+        """Its entries in the fleet, one a rank; none while it is not in it."""
+        return self._entries.workers
 
     @property
     def max_model_len(self) -> int | None:
@@ -97,14 +104,14 @@ class Member:
                 self._join(facts)
                 await self._follow(facts)
             except Exception as error:  # noqa: BLE001  # logged with its trace; see above
-                self._parts.log.error("worker.join_failed", cause=error, worker=self.spec.name)
                 self._part(f"cannot be joined: {type(error).__name__}")
+                if self._trouble.is_worth_saying("worker.join_failed", self._parts.clock.now()):
+                    self._parts.log.error("worker.join_failed", cause=error, worker=self.spec.name)
                 await asyncio.sleep(DISCOVERY_PAUSE_SECS)
 
     def drain(self) -> None:
         self._is_draining = True
-        for worker in self.workers:
-            self._parts.fleet.update(worker, is_draining=True)
+        self._entries.set_draining()
 
     def leave(self) -> None:
         """Out of fleet, directory and targets, at once."""
@@ -113,15 +120,16 @@ class Member:
             parts.fleet.remove(worker)
             parts.directory.leave(worker)
             parts.targets.remove_target(worker)
-        self.workers = []
+        self.workers.clear()
         self._feeds = {}
         self._ranks = {}
         self._silence = Silence()
+        self._guard.retire()
 
     def _part(self, why: str) -> None:
         """Not in the fleet until it is another than it is now."""
         self.leave()
-        self.mode, self._trouble = Mode.CONNECTING, why
+        self.mode, self._trouble.text = Mode.CONNECTING, why
 
     def is_misread(self, heartbeat: Heartbeat) -> bool:
         """Whether its blocks are of another size than we joined it with; then it is asked anew."""
@@ -156,66 +164,93 @@ class Member:
         )
 
     def view(self) -> MemberView:
-        parts = self._parts
-        states = [state for w in self.workers if (state := parts.fleet.get(w)) is not None]
+        parts, now = self._parts, self._parts.clock.now()
         cache = self._facts.cache if self._facts else None
+        exclusion = self._entries.exclusion(parts.clock.boot())
         return MemberView(
             name=self.spec.name,
             url=shown_url(self.spec.endpoint),
             mode=self.mode,
-            reason=self._trouble or self._reason,
-            is_healthy=bool(states) and all(state.is_healthy for state in states),
+            reason=self._shown_reason(exclusion),
+            exclusion=exclusion,
             is_draining=self._is_draining,
-            breaker=self._breaker.state(parts.clock.now()).value,
+            breaker=self._guard.state(now).value,
             block_tokens=self._block_tokens,
             capacity_blocks=cache.capacity_blocks if cache else None,
             model_id=self.model_id,
             max_model_len=self.max_model_len,
             degraded=self._degraded(),
-            ranks=tuple(self._rank_view(state) for state in states),
+            ranks=tuple(
+                rank_view(state, parts.directory, self._feeds.get(state.worker), now)
+                for state in self._entries.states()
+            ),
             labels=dict(self.spec.labels),
         )
+
+    def _shown_reason(self, exclusion: Exclusion | None) -> str:
+        match exclusion:
+            case None:
+                return self._reason if self.workers else self._trouble.text or self._reason
+            case Exclusion.DRAINING:
+                return "; ".join(filter(None, (_DRAINS, self._trouble.text)))
+            case Exclusion.BREAKER:
+                return self._guard.reason
+            case Exclusion.LEASE:
+                return "its heartbeats stopped: the lease of the last one ran out"
+            case _:
+                return self._trouble.text
 
     # -- discovery -------------------------------------------------------------------------------
 
     async def _discover(self) -> Facts:
-        parts, name = self._parts, self.spec.name
+        parts = self._parts
         while True:
             try:
                 facts = await ask(self.spec, self._get, parts.find_sources)
             except (WorkerLost, WorkerTimeout) as error:
-                self._trouble = str(error)
-                parts.log.warning("worker.unreachable", worker=name, why=str(error))
-                if self.workers and self._is_healthy():
+                self._trouble.text = str(error)
+                if self.workers and self._entries.is_healthy():
                     self._set_unhealthy()  # it was to be asked anew, and nobody else looks after it
+                self._complain("worker.unreachable")
             else:
                 refusal = parts.model.refusal(facts.models, self.spec.model_id)
                 if refusal is None:
                     return facts
                 self._part(refusal)
-                parts.log.warning("worker.other_model", worker=name, why=refusal)
+                self._complain("worker.other_model")
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         timeout_ms = self._parts.health.health_check_timeout_secs * 1_000.0
         try:
-            answer = await self._parts.fetch(self.spec.endpoint, "GET", path, timeout_ms=timeout_ms)
+            return await self._parts.fetch(self.spec.endpoint, "GET", path, timeout_ms=timeout_ms)
         except WorkerLost as error:
-            self._was_refused |= isinstance(error.__cause__, ConnectionRefusedError)
+            if is_refusal(error.__cause__):
+                self._on_refused(str(error))
             raise
-        if self._was_refused and self._is_healthy():
-            self._again.set()
-        return answer
+
+    def _on_refused(self, why: str) -> None:
+        """Nobody listens there: that is no slow answer, and once is enough."""
+        self._health.refused()
+        if self.workers and self._entries.is_healthy():
+            self._trouble.text = why
+            self._set_unhealthy()
+
+    def _complain(self, event: str) -> None:
+        """A line about its trouble, now and then."""
+        if self._trouble.is_worth_saying(event, self._parts.clock.now()):
+            self._parts.log.warning(event, worker=self.spec.name, why=self._trouble.text)
 
     def _join(self, facts: Facts) -> None:
         """A new incarnation of each rank, knowing nothing of what an earlier one held (C24)."""
         parts = self._parts
         # What we sent there and has not ended is still in flight, whatever the worker is now.
-        queues = {w: state.queue for w in self.workers if (state := parts.fleet.get(w))}
+        queues = {state.worker: state.queue for state in self._entries.states()}
         self.leave()
         # What its last life did wrong says nothing about this one.
-        self._breaker = new_breaker(parts.breaker)
-        self._facts, self._was_refused, self._trouble = facts, False, ""
+        self._guard = Guard(self.spec.name, parts.breaker, parts.log)
+        self._health.begin()
+        self._facts = facts
         self._again.clear()
         self.model_id = parts.model.settle(facts.models, self.spec.model_id)
         block_tokens = (
@@ -248,8 +283,7 @@ class Member:
                 queue=queues.get(worker) or PrefillQueue(),
                 is_draining=self._is_draining,
             )
-            parts.fleet.add(state)
-            self.workers.append(worker)
+            self._entries.add(state)
             self._ranks[worker] = rank
             self._put_target(worker)
             if facts.sources:
@@ -257,9 +291,12 @@ class Member:
         parts.log.info(
             "worker.joined", worker=self.spec.name, mode=self.mode.value, block_tokens=block_tokens
         )
+        away_ms = self._trouble.end(parts.clock.now())
+        if away_ms is not None:
+            parts.log.info("worker.reached", worker=self.spec.name, away_ms=away_ms)
 
     def _put_target(self, worker: WorkerId) -> None:
-        routing, breaker = self._parts.routing, self._breaker
+        routing, guard = self._parts.routing, self._guard
         is_exact = self.mode is Mode.EXACT
         self._parts.targets.add_target(
             Target(
@@ -269,9 +306,10 @@ class Member:
                 predicted_ttl_ms=routing.predicted_ttl_ms
                 if is_exact
                 else routing.approximate_ttl_ms,
+                max_model_len=self._facts.max_model_len if self._facts else None,
                 wants_checkpoints=self.mode is Mode.DIGEST,
-                on_sent=partial(self._on_sent, breaker),
-                on_ended=partial(self._on_ended, breaker, worker),
+                on_sent=partial(self._on_sent, guard),
+                on_ended=partial(self._on_ended, guard, worker),
             )
         )
 
@@ -320,7 +358,10 @@ class Member:
                 self.mode, self._reason = Mode.BLIND, action.reason
                 log.warning("feed.blind", worker=action.worker, why=action.reason)
             case FeedUntrusted():
-                log.warning("feed.untrusted", worker=action.worker, why=action.reason)
+                feed = self._feeds.get(action.worker)
+                is_lost = feed is None or bool(feed.reason)  # else it just begins to learn
+                write = log.warning if is_lost else log.info
+                write("feed.untrusted", worker=action.worker, why=action.reason)
             case FeedTrusted():
                 log.info("feed.trusted", worker=action.worker)
             case WorkerRestarted():
@@ -330,21 +371,22 @@ class Member:
 
     async def _follow_health(self) -> None:
         """Takes the worker out, and has it asked anew when it answers well again."""
-        settings = self._parts.health
-        self._failed_probes = self._good_probes = 0
         while True:
-            await asyncio.sleep(settings.health_check_interval_secs)
+            await self._health.until_due()
             if await self._probe():
-                self._failed_probes, self._trouble = 0, ""
-                self._good_probes += 1
-                is_enough = self._good_probes >= settings.health_success_threshold
-                if is_enough and not self._is_healthy():
+                is_enough = self._health.passed()
+                if self._entries.is_healthy():
+                    self._trouble.text = ""
+                elif is_enough:
                     self._again.set()
+                else:
+                    self._trouble.text = "it answers again, not often enough yet"
                 await self._refresh_models()
             else:
-                self._good_probes = 0
-                self._failed_probes += 1
-                if self._failed_probes >= settings.health_failure_threshold and self._is_healthy():
+                is_enough = self._health.failed()
+                if not self._entries.is_healthy():
+                    self._complain("worker.unhealthy")
+                elif is_enough:
                     self._set_unhealthy()
             self._sync_breaker()
 
@@ -353,10 +395,10 @@ class Member:
         try:
             status, _ = await self._get(path)
         except (WorkerLost, WorkerTimeout) as error:
-            self._trouble = str(error)
+            self._trouble.text = str(error)
             return False
         if status != 200:
-            self._trouble = f"{self.spec.name}{path} answered {status}"
+            self._trouble.text = f"{self.spec.name}{path} answered {status}"
         return status == 200
 
     async def _refresh_models(self) -> None:
@@ -372,14 +414,9 @@ class Member:
             if self._parts.model.refusal(models, self.spec.model_id) is not None:
                 self._again.set()
 
-    def _is_healthy(self) -> bool:
-        states = [self._parts.fleet.get(worker) for worker in self.workers]
-        return all(state is not None and state.is_healthy for state in states)
-
     def _set_unhealthy(self) -> None:
-        self._parts.log.warning("worker.unhealthy", worker=self.spec.name, why=self._trouble)
-        for worker in self.workers:
-            self._parts.fleet.update(worker, is_healthy=False)
+        self._complain("worker.unhealthy")
+        self._entries.set_unhealthy()
 
     async def _follow_load(self) -> None:
         assert self._facts is not None, "followed before it was asked"
@@ -397,30 +434,21 @@ class Member:
             await asyncio.sleep(self._parts.health.load_interval_secs)
 
     def _take_load(self, report: LoadReport) -> None:
-        for worker in self.workers:
-            state = self._parts.fleet.get(worker)
-            if state is not None and len(self.workers) == 1:
-                # What is not known is not held against it: no foreign queue.
-                state.queue.correct(report.waiting or 0)
-            if report.is_asleep:
-                # A sleeping engine has dropped its cache and publishes nothing about it (C20).
-                self._parts.directory.clear(worker)
-        if not self._is_beating():
+        states = self._entries.states()
+        if len(states) == 1:
+            # What is not known is not held against it: no foreign queue.
+            states[0].queue.correct(report.waiting or 0)
+        for worker in self.workers if report.is_asleep else ():
+            # A sleeping engine has dropped its cache and publishes nothing about it (C20).
+            self._parts.directory.clear(worker)
+        if not self._entries.is_beating():
             self._set_full(report.memory_ratio or 0.0, 0.0)
         self._listen()
-
-    def _is_beating(self) -> bool:
-        """Whether heartbeats tell how full it is; they hold as long as its lease."""
-        states = [self._parts.fleet.get(worker) for worker in self.workers]
-        return any(state is not None and math.isfinite(state.lease_ends_at) for state in states)
 
     def _set_full(self, memory_ratio: float, load_ratio: float) -> None:
         routing = self._parts.routing
         is_full = memory_ratio > routing.memory_watermark or load_ratio > routing.load_watermark
-        for worker in self.workers:
-            state = self._parts.fleet.get(worker)
-            if state is not None and state.is_full != is_full:
-                self._parts.fleet.update(worker, is_full=is_full)
+        self._entries.set_full(is_full=is_full)
 
     # -- silence ---------------------------------------------------------------------------------
 
@@ -450,43 +478,22 @@ class Member:
 
     # -- breaker ---------------------------------------------------------------------------------
 
-    def _on_sent(self, breaker: Breaker) -> None:
-        """`breaker` is that of the life that the attempt was sent to."""
-        breaker.begin(self._parts.clock.now())
+    def _on_sent(self, guard: Guard) -> None:
+        """`guard` is that of the life that the attempt was sent to."""
+        guard.sent(self._parts.clock.now())
         self._sync_breaker()
 
-    def _on_ended(self, breaker: Breaker, worker: WorkerId, end: AttemptEnd) -> None:
-        match end:
-            case AttemptEnd.COMPLETE:
-                breaker.succeeded()
-                if breaker is self._breaker:
+    def _on_ended(self, guard: Guard, worker: WorkerId, end: AttemptEnd) -> None:
+        guard.ended(end, self._parts.clock.now())
+        if guard is self._guard:
+            match end:
+                case AttemptEnd.COMPLETE:
                     self._note_answer(worker)
-            case AttemptEnd.WORKER_FAILED:
-                breaker.failed(self._parts.clock.now())
-            case AttemptEnd.CLIENT_GONE:
-                breaker.abandoned()
+                case AttemptEnd.WORKER_FAILED:
+                    self._health.doubt()
+                case AttemptEnd.CLIENT_GONE:
+                    pass  # says nothing about the worker
         self._sync_breaker()
 
     def _sync_breaker(self) -> None:
-        if self._parts.breaker.disable_circuit_breaker:
-            return
-        is_open = not self._breaker.is_usable(self._parts.clock.now())
-        for worker in self.workers:
-            state = self._parts.fleet.get(worker)
-            if state is not None and state.is_breaker_open != is_open:
-                self._parts.fleet.update(worker, is_breaker_open=is_open)
-
-    def _rank_view(self, state: WorkerState) -> RankView:
-        directory, worker = self._parts.directory, state.worker
-        feed = self._feeds.get(worker)
-        return RankView(
-            worker=worker,
-            incarnation=directory.incarnation(worker),
-            in_flight=state.queue.in_flight_count,
-            queue_ms=state.queue.queue_ms(self._parts.clock.now()),
-            scale=state.queue.scale,
-            held_blocks=directory.held_count(worker),
-            predicted_blocks=directory.predicted_count(worker),
-            feed_state=feed.state.value if feed else "none",
-            feed_stats=asdict(feed.stats) if feed else {},
-        )
+        self._entries.set_breaker(is_open=self._guard.is_open(self._parts.clock.now()))

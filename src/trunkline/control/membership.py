@@ -115,6 +115,12 @@ class Membership:
         member = self._members.get(name)
         return member.view() if member else None
 
+    def is_starting(self) -> bool:
+        """Workers were named and none has joined so far. A fleet that lost its workers is no start,
+        and neither is one without any.
+        """
+        return bool(self._members) and not self._parts.model.has_joined
+
     def served_models(self) -> list[str]:
         """The model of this fleet; none until a worker has joined, where no setting names it."""
         name = self._parts.model.name

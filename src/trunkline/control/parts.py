@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
 from trunkline.control.discovery import FindSources, FleetModel
-from trunkline.core.breaker import Breaker
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import Fleet
@@ -51,12 +50,3 @@ def directory_bounds(capacity_blocks: int | None) -> dict[str, int]:
         return {}
     max_held = HELD_PER_CAPACITY * capacity_blocks + HELD_SLACK_BLOCKS
     return {"max_predicted": capacity_blocks, "max_held": max_held}
-
-
-def new_breaker(settings: BreakerConfig) -> Breaker:
-    """A closed breaker, for one life of a worker."""
-    return Breaker(
-        failure_threshold=settings.cb_failure_threshold,
-        success_threshold=settings.cb_success_threshold,
-        pause_ms=settings.cb_timeout_duration_secs * 1_000.0,
-    )

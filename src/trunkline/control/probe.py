@@ -7,6 +7,7 @@ and one deadline for all of it. Read `membership.py` next.
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import httptools
 
@@ -56,6 +57,15 @@ async def fetch(
         # UnicodeError: a host that no name system knows, or a URL or key that is no ASCII.
         reason = type(error).__name__
         raise WorkerLost(f"{endpoint.host_header}{path} failed: {reason}") from error
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether nobody listens there. Where a name has several addresses, asyncio raises one error
+    with a text of all.
+    """
+    if isinstance(error, ConnectionRefusedError):
+        return True
+    return isinstance(error, OSError) and f"[Errno {errno.ECONNREFUSED}]" in str(error)
 
 
 async def _fetch(endpoint: Endpoint, method: str, path: str) -> tuple[int, bytes]:

@@ -6,10 +6,14 @@ next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 
-from trunkline.core.records import BlockKey, WorkerId
+from trunkline.core.decision import Exclusion
+from trunkline.core.directory import Directory
+from trunkline.core.feed import WorkerFeed
+from trunkline.core.fleet import WorkerState
+from trunkline.core.records import BlockKey, Instant, WorkerId
 from trunkline.ports.worker import Endpoint, EventSource
 
 
@@ -60,7 +64,9 @@ class MemberView:
     url: str
     mode: Mode
     reason: str
-    is_healthy: bool
+    """Why it may not be chosen, else why it is in this mode."""
+    exclusion: Exclusion | None
+    """Why it may not be chosen now; None where it may, or has not joined."""
     is_draining: bool
     breaker: int
     block_tokens: int | None
@@ -93,3 +99,21 @@ def shown_url(endpoint: Endpoint) -> str:
     scheme = "https" if endpoint.is_tls else "http"
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return f"{scheme}://{host}:{endpoint.port}{endpoint.base_path}"
+
+
+def rank_view(
+    state: WorkerState, directory: Directory, feed: WorkerFeed | None, now: Instant
+) -> RankView:
+    """One rank as it stands now."""
+    worker = state.worker
+    return RankView(
+        worker=worker,
+        incarnation=directory.incarnation(worker),
+        in_flight=state.queue.in_flight_count,
+        queue_ms=state.queue.queue_ms(now),
+        scale=state.queue.scale,
+        held_blocks=directory.held_count(worker),
+        predicted_blocks=directory.predicted_count(worker),
+        feed_state=feed.state.value if feed else "none",
+        feed_stats=asdict(feed.stats) if feed else {},
+    )

@@ -13,6 +13,11 @@ from typing import Any, Literal, Protocol
 
 from trunkline.core.records import BlockKey, WorkerId
 
+WorkerCondition = Literal[
+    "joining", "ready", "unhealthy", "draining", "breaker-open", "lease-expired"
+]
+"""`ready` may be chosen now; the others may not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
@@ -40,7 +45,7 @@ class WorkerView:
 
     worker: WorkerId
     url: str
-    state: Literal["joining", "ready", "unhealthy", "draining"]
+    state: WorkerCondition
     mode: Literal["exact", "approximate", "digest", "blind"]
     reason: str = ""
     """Why it is in this state and mode, where that needs saying."""

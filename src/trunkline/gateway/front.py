@@ -12,7 +12,7 @@ import random
 import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +45,8 @@ class Readiness:
     is_ready: bool
     is_reuse_on: bool = False
     detail: str = ""
+    unready_status: Literal["starting", "no_workers"] = "starting"
+    """What it is called while it is not ready and does not drain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +225,9 @@ class Front:
     def _readiness(self) -> Answer:
         seen = self._parts.readiness()
         is_ready = seen.is_ready and not self.is_draining
+        unready = "draining" if self.is_draining else seen.unready_status
         body = {
-            "status": "ready" if is_ready else "draining" if self.is_draining else "starting",
+            "status": "ready" if is_ready else unready,
             "reuse": "on" if seen.is_reuse_on else "off",
             "detail": seen.detail,
         }

@@ -27,7 +27,7 @@ from trunkline.errors import NoWorker
 from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
 from trunkline.gateway.tickets import Ticket, Tickets
-from trunkline.gateway.tokenise import PromptTokens
+from trunkline.gateway.tokenise import PromptTokens, too_long
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import AttemptEnd, Target
 
@@ -98,13 +98,17 @@ class FleetPicker:
         self._shows_decisions = shows_decisions
         self._targets: dict[WorkerId, Target] = {}
         self._tickets = Tickets()
+        self._max_tokens: int | None = None
+        """What every worker that says so can take, as `/v1/models` lists it."""
 
     def add_target(self, target: Target) -> None:
         """Make a worker of the fleet reachable; replaces what was known of it."""
         self._targets[target.worker] = target
+        self._measure()
 
     def remove_target(self, worker: WorkerId) -> None:
         self._targets.pop(worker, None)
+        self._measure()
         self.accounts.selections.pop(worker, None)
 
     # -- the Picker's three verbs ----------------------------------------------------------------
@@ -153,6 +157,10 @@ class FleetPicker:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _measure(self) -> None:
+        told = (target.max_model_len for target in self._targets.values())
+        self._max_tokens = min((most for most in told if most is not None), default=None)
+
     async def _pick_later(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
         return self._pick(request, await self._prompts.tokens_later(request), tried)
 
@@ -162,6 +170,8 @@ class FleetPicker:
         now = self._clock.now()
         self._tickets.settle(now)
         if tokens is not None:
+            if self._max_tokens is not None and len(tokens) > self._max_tokens:
+                raise too_long(request.prompt, len(tokens), self._max_tokens)
             request.prompt = tokens  # a second attempt does not tokenise again
         chains = self._chains(tokens)
         decision = self._router.route(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from functools import partial
 
-from trunkline.gateway.contracts import ChatPrompt, ClientError, InferenceRequest, Refusal
+from trunkline.gateway.contracts import ChatPrompt, ClientError, InferenceRequest, Prompt, Refusal
 from trunkline.gateway.lane import Lane
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
@@ -76,11 +76,12 @@ class PromptTokens:
         adds = is_default if adds_special_tokens is None else adds_special_tokens
         tokens = self._tokenizer.encode(text, add_special_tokens=adds)
         if len(tokens) > self._max_tokens:
-            param = "prompt" if isinstance(prompt, str) else "messages"
-            raise _too_long(param, len(tokens), self._max_tokens)
+            raise too_long(prompt, len(tokens), self._max_tokens)
         return tokens
 
 
-def _too_long(param: str, tokens: int, max_tokens: int) -> ClientError:
+def too_long(prompt: Prompt | None, tokens: int, max_tokens: int) -> ClientError:
+    """What a client is told whose prompt has more tokens than can be taken."""
+    param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
     text = f"{param} has {tokens} tokens; the context has {max_tokens}"
     return ClientError(Refusal(code="context_length_exceeded", message=text, param=param))

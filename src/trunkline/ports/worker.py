@@ -57,6 +57,8 @@ class Target:
     """Sent with each request, for example the data-parallel rank."""
     predicted_ttl_ms: float = 0.0
     """How long a decision counts as residency there."""
+    max_model_len: int | None = None
+    """Longest prompt that it takes; None where it does not say."""
     wants_checkpoints: bool = False
     """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
     on_sent: Callable[[], None] = ignore_sent

@@ -13,7 +13,7 @@ from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
 from trunkline.control.discovery import FleetModel
 from trunkline.control.membership import Membership
 from trunkline.control.parts import MemberParts
-from trunkline.control.views import Heartbeat, Mode, WorkerSpec
+from trunkline.control.views import Heartbeat, MemberView, Mode, WorkerSpec
 from trunkline.core.actions import Action
 from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksStored, EventBatch
@@ -68,9 +68,11 @@ class Lines(EventLog):
     def __init__(self) -> None:
         super().__init__("test")
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.levels: list[tuple[str, int]] = []
 
     def _write(self, level: int, event: str, fields: dict[str, object], cause: Any) -> None:
         self.events.append((event, fields))
+        self.levels.append((event, level))
 
     def count(self, event: str) -> int:
         return sum(name == event for name, _ in self.events)
@@ -161,10 +163,13 @@ class Bench:
         await until(lambda: self.fleet.get(WorkerId(f"w{port - 1}:{port}")) is not None)
         return made
 
-    def mode(self, name: str = "w0:1") -> Mode:
+    def view(self, name: str = "w0:1") -> MemberView:
         view = self.membership.view(name)
         assert view is not None
-        return view.mode
+        return view
+
+    def mode(self, name: str = "w0:1") -> Mode:
+        return self.view(name).mode
 
     def beat(self, counter: int, **more: Any) -> str | None:
         fields: dict[str, Any] = {

@@ -1,0 +1,46 @@
+"""What is wrong with a worker, since when, and when it is worth saying so again.
+
+A worker that is away for hours is asked twice a second, and told of ever more rarely. Must never:
+write a line itself. Read `member.py` for who does.
+"""
+
+from __future__ import annotations
+
+from trunkline.core.records import Instant
+from trunkline.core.repair import Pause
+
+REMINDER_MS = 10_000.0
+MAX_REMINDER_MS = 600_000.0
+"""The pause between two lines about the same trouble doubles from the first to the second."""
+
+
+class Trouble:
+    """The trouble of one worker; `text` is empty while there is none."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._kind = ""
+        self._since: Instant | None = None
+        self._due_at = Instant(0.0)
+        self._pause = Pause(REMINDER_MS, MAX_REMINDER_MS)
+
+    def is_worth_saying(self, kind: str, now: Instant) -> bool:
+        """Whether to write of trouble of this kind now: when it begins or turns into another kind,
+        then at growing intervals.
+        """
+        if self._since is None:
+            self._since = now
+        if kind != self._kind:
+            self._kind = kind
+            self._pause.reset()
+        elif now < self._due_at:
+            return False
+        self._due_at = Instant(now + self._pause.take())
+        return True
+
+    def end(self, now: Instant) -> float | None:
+        """It is over; how long it lasted in ms, None where there was nothing to say."""
+        lasted_ms = None if self._since is None else now - self._since
+        self.text = self._kind = ""
+        self._since = None
+        return lasted_ms
