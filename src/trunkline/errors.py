@@ -61,3 +61,41 @@ class TraceError(GatewayError):
     """A trace file cannot be read. The message names the file, the line and what was expected."""
 
     code = "trace_error"
+
+
+class AuditDown(GatewayError):
+    """No audit sink can keep a record: nothing that grants or widens may happen now."""
+
+    status = 503
+    kind = "unavailable"
+    code = "audit_down"
+
+
+class RegistryDown(GatewayError):
+    """The registry cannot keep a change now. It has not happened."""
+
+    status = 503
+    kind = "unavailable"
+    code = "registry_down"
+
+
+class RegistryBroken(GatewayError):
+    """The registry's log cannot be believed. The message names the place and the remedy."""
+
+    code = "registry_broken"
+
+
+class ChangeRefused(GatewayError):
+    """The registry does not allow this change; the message says what stands against it."""
+
+    status = 409
+    kind = "conflict"
+    code = "change_refused"
+
+
+class UnknownName(GatewayError):
+    """The registry knows nothing by this name."""
+
+    status = 404
+    kind = "not_found"
+    code = "unknown_name"

@@ -23,6 +23,14 @@ class StoreDown(Exception):
     """
 
 
+class StoreTaken(Exception):
+    """Another process writes to this log. The message names where it is."""
+
+
+class StoreBroken(Exception):
+    """What is kept is no log of ours, or was changed behind our back. The message names where."""
+
+
 class Store(Protocol):
     """One writer at a time; revisions are 1, 2, 3, ... without a gap."""
 
@@ -38,6 +46,14 @@ class Store(Protocol):
 
     async def head(self) -> int:
         """The newest revision; 0 for an empty log. Raises StoreDown."""
+        ...
+
+    async def high_water(self) -> int:
+        """The newest revision that was ever acknowledged, remembered apart from the log.
+
+        Above the head where the log was replaced by an older copy (or by another log: then by 1).
+        Raises StoreDown.
+        """
         ...
 
     async def close(self) -> None: ...
