@@ -46,9 +46,22 @@ async def fetch(
     Raises WorkerTimeout past the deadline, WorkerLost when the worker refuses, breaks off, answers
     nonsense or more than 8 MiB.
     """
+    return await _asked(endpoint, method, path, b"", timeout_ms)
+
+
+async def post(
+    endpoint: Endpoint, path: str, body: bytes, *, timeout_ms: float
+) -> tuple[int, bytes]:
+    """Status and body of one POST of JSON. Raises as `fetch` does."""
+    return await _asked(endpoint, "POST", path, body, timeout_ms)
+
+
+async def _asked(
+    endpoint: Endpoint, method: str, path: str, body: bytes, timeout_ms: float
+) -> tuple[int, bytes]:
     try:
         async with asyncio.timeout(timeout_ms / 1_000.0):
-            return await _fetch(endpoint, method, path)
+            return await _fetch(_request(endpoint, method, path, body), endpoint, path)
     except TimeoutError as error:
         raise WorkerTimeout(
             f"{endpoint.host_header}{path} did not answer within {timeout_ms:.0f} ms"
@@ -68,8 +81,7 @@ def is_refusal(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and f"[Errno {errno.ECONNREFUSED}]" in str(error)
 
 
-async def _fetch(endpoint: Endpoint, method: str, path: str) -> tuple[int, bytes]:
-    request = _request(endpoint, method, path)
+async def _fetch(request: bytes, endpoint: Endpoint, path: str) -> tuple[int, bytes]:
     reader, writer = await asyncio.open_connection(
         endpoint.host, endpoint.port, ssl=True if endpoint.is_tls else None
     )
@@ -93,17 +105,19 @@ async def _fetch(endpoint: Endpoint, method: str, path: str) -> tuple[int, bytes
         writer.close()
 
 
-def _request(endpoint: Endpoint, method: str, path: str) -> bytes:
+def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> bytes:
     lines = [
         f"{method} {endpoint.base_path}{path} HTTP/1.1",
         f"host: {endpoint.host_header}",
         "accept: */*",
         "connection: close",
-        "content-length: 0",
+        f"content-length: {len(body)}",
     ]
+    if body:
+        lines.append("content-type: application/json")
     if endpoint.api_key:
         lines.append(f"authorization: Bearer {endpoint.api_key}")
     if any("\r" in line or "\n" in line for line in lines):
         # Checked where it came in as well; a header too many is never sent.
         raise WorkerLost(f"{endpoint.host_header}: a line break in its URL or key")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body

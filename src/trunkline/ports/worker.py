@@ -106,3 +106,13 @@ class Fetch(Protocol):
     ) -> tuple[int, bytes]:
         """Raises WorkerLost or WorkerTimeout."""
         ...
+
+
+class Post(Protocol):
+    """One small HTTP POST of JSON to a worker: status and body."""
+
+    async def __call__(
+        self, endpoint: Endpoint, path: str, body: bytes, *, timeout_ms: float
+    ) -> tuple[int, bytes]:
+        """Raises WorkerLost or WorkerTimeout."""
+        ...

@@ -1,0 +1,251 @@
+"""One worker as a holder of epochs: its lease, each second, and the orders it is given.
+
+    POST /trunkline/lease    {"grant": the answer to its last ask, or null} -> a new ask
+    POST /trunkline/revoke   an order -> its ack, with counts
+    GET  /trunkline/erased   what it has physically erased since
+
+A worker that does not know the first is a stock engine: no holder, fenced by its salt. Must never:
+grant below the registry's table, or answer an ask of another life. Read `core/freshness.py` for the
+rules, `revocation.py` for who gives orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from trunkline.control.receipts import Erase, Erasure, Fence, HolderAck
+from trunkline.core.epochs import EpochTable
+from trunkline.core.freshness import LEASE_BEAT_MS, Grant, LeaseGrants, Order
+from trunkline.core.records import BootInstant
+from trunkline.errors import WorkerLost, WorkerTimeout
+from trunkline.observe import EventLog
+from trunkline.ports.clock import Clock
+from trunkline.ports.worker import Endpoint, Fetch, Post
+
+LEASE_PATH = "/trunkline/lease"
+REVOKE_PATH = "/trunkline/revoke"
+ERASED_PATH = "/trunkline/erased"
+
+TIMEOUT_MS = 1_000.0
+"""Of one request. A worker that is slower has a lease that runs out, which is as good as an ack."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+_Answer = TypeVar("_Answer")
+_Bytes = Annotated[dict[_Word, _Count], msgspec.Meta(max_length=16)]
+
+
+class _LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    ask: _Word
+    boot_nonce: _Word
+    rev: _Count
+    fence: Fence
+    erase: Erase
+    salt_regions: bool = False
+
+
+class _RevokeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    rev: _Count
+    boot_nonce: str = ""
+    """Which life acks; one that does not say is the one last heard of."""
+    aborted: _Count = 0
+    condemned_blocks: _Count = 0
+    condemned_bytes: _Bytes = msgspec.field(default_factory=dict[str, int])
+
+
+class _ErasedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    rev: _Count
+    done: bool
+    blocks: _Count = 0
+    bytes: _Bytes = msgspec.field(default_factory=dict[str, int])
+
+
+@dataclass(slots=True, kw_only=True)
+class HolderParts:
+    """What all workers' holders share."""
+
+    table: Callable[[], EpochTable]
+    """The registry's, as of now."""
+    grants: LeaseGrants
+    fetch: Fetch
+    post: Post
+    clock: Clock
+    log: EventLog
+
+
+class WorkerHolder:
+    """A `revocation.Holder`. Give it a task for `run`; it is asked anew by `look_again`."""
+
+    def __init__(self, name: str, endpoint: Endpoint, parts: HolderParts) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._parts = parts
+        self._last: _LeaseAnswer | None = None
+        """Its newest answer; None while it has none."""
+        self._is_asked_openly = False
+        """The ask of its newest answer has no grant yet."""
+        self._complete: tuple[str, int] | None = None
+        """The life and revision that it has all our epochs of, by grants of ours."""
+        self._is_stock = False
+        self._granted_until = BootInstant(-math.inf)
+        self._is_lost = False
+        self._wake = asyncio.Event()
+
+    @property
+    def fence(self) -> Fence:
+        """Of a worker that has said nothing yet, what holds for any."""
+        return self._last.fence if self._last else Fence.GATEWAY
+
+    @property
+    def erase(self) -> Erase:
+        return self._last.erase if self._last else Erase.RESTART
+
+    @property
+    def has_salt_regions(self) -> bool:
+        """Whether public prefixes can be shared there."""
+        return self._last.salt_regions if self._last else False
+
+    @property
+    def is_told(self) -> bool:
+        return not self._is_stock
+
+    @property
+    def is_stock(self) -> bool:
+        """It said that it knows no leases."""
+        return self._is_stock
+
+    @property
+    def rev_seen(self) -> int | None:
+        """As of its newest answer; None while it has none."""
+        return self._last.rev if self._last else None
+
+    def is_granted(self) -> bool:
+        """Whether it has, or could have, a lease now: reuse is on there."""
+        return self._parts.clock.boot() < self._granted_until
+
+    def look_again(self) -> None:
+        """It is another than it was (a new incarnation): ask it at once, a stock engine as well."""
+        self._is_stock = False
+        self._wake.set()
+
+    def renew(self) -> None:
+        """The registry's table is another: bring it there before the next beat."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep its lease alive, until cancelled. Whatever it answers, it troubles only itself."""
+        while True:
+            self._wake.clear()
+            if not self._is_stock:
+                await self._beat()
+            pause_s = None if self._is_stock else LEASE_BEAT_MS / 1_000.0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+
+    async def revoke(self, order: Order) -> HolderAck:
+        body = {
+            "rev": order.rev,
+            "subject": str(order.subject),
+            "epoch": order.epoch,
+            "verb": order.verb.value,
+        }
+        answer = self._read(await self._send(REVOKE_PATH, body), _RevokeAnswer, REVOKE_PATH)
+        if answer.rev != order.rev:
+            raise WorkerLost(f"{self.name} acked revision {answer.rev}, asked was {order.rev}")
+        self.renew()  # it may have missed changes before this one
+        return HolderAck(
+            life=self._life(answer.boot_nonce or (self._last.boot_nonce if self._last else "")),
+            aborted=answer.aborted,
+            condemned_blocks=answer.condemned_blocks,
+            condemned_bytes=answer.condemned_bytes,
+        )
+
+    async def erased(self, rev: int) -> Erasure:
+        path = f"{ERASED_PATH}?rev={rev}"
+        reply = await self._parts.fetch(self._endpoint, "GET", path, timeout_ms=TIMEOUT_MS)
+        answer = self._read(reply, _ErasedAnswer, ERASED_PATH)
+        if answer.rev != rev:
+            raise WorkerLost(f"{self.name} told of revision {answer.rev}, asked was {rev}")
+        return Erasure(
+            holder=self.name,
+            rev=rev,
+            is_done=answer.done,
+            blocks=answer.blocks,
+            bytes=answer.bytes,
+        )
+
+    async def _beat(self) -> None:
+        try:
+            was_granted = await self._ask()
+            if not was_granted and self._is_asked_openly:
+                await self._ask()  # a new life, or a beat was lost: not a whole beat without reuse
+        except (WorkerLost, WorkerTimeout) as error:
+            self._is_asked_openly = False
+            if not self._is_lost:
+                self._is_lost = True
+                self._parts.log.warning("lease.unanswered", worker=self.name, why=str(error))
+        else:
+            self._is_lost = False
+
+    async def _ask(self) -> bool:
+        """One call: our grant for its last ask (whether there was one), and its next ask."""
+        grant = self._grant()
+        body = {"grant": msgspec.to_builtins(grant) if grant else None}
+        status, answer = await self._send(LEASE_PATH, body)
+        if status == 404:
+            self._is_stock, self._last, self._is_asked_openly = True, None, False
+            self._parts.log.info("lease.stock_engine", worker=self.name)
+            return False
+        told = self._read((status, answer), _LeaseAnswer, LEASE_PATH)
+        if told.ask.rpartition(":")[0] != told.boot_nonce:
+            raise WorkerLost(f"{self.name} asks in the name of another life")
+        is_same_life = self._last is not None and self._last.boot_nonce == told.boot_nonce
+        self._last, self._is_asked_openly = told, True
+        if grant is None or not is_same_life:
+            return False
+        if grant.epochs and told.rev == grant.rev:
+            self._complete = (told.boot_nonce, told.rev)
+        return True
+
+    def _grant(self) -> Grant | None:
+        last, parts = self._last, self._parts
+        if last is None or not self._is_asked_openly:
+            return None
+        self._is_asked_openly = False  # one grant an ask
+        table, now = parts.table(), parts.clock.boot()
+        has_all = (last.boot_nonce, table.rev) == self._complete and last.rev == table.rev
+        grant = parts.grants.grant(
+            self._life(last.boot_nonce),
+            last.ask,
+            rev=table.rev,
+            epochs={} if has_all else {str(s): epoch for s, epoch in table.epochs.items()},
+            now=now,
+        )
+        if grant is not None:
+            self._granted_until = BootInstant(now + grant.ttl_ms)
+        return grant
+
+    def _life(self, boot_nonce: str) -> str:
+        return f"{self.name}#{boot_nonce}"
+
+    async def _send(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:  # JSON
+        return await self._parts.post(
+            self._endpoint, path, msgspec.json.encode(body), timeout_ms=TIMEOUT_MS
+        )
+
+    def _read(self, reply: tuple[int, bytes], kind: type[_Answer], path: str) -> _Answer:
+        status, body = reply
+        if status != 200:
+            raise WorkerLost(f"{self.name}{path} answered {status}")
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise WorkerLost(f"{self.name}{path} answered nonsense: {error}") from error

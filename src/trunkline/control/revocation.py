@@ -1,0 +1,343 @@
+"""Revocation with proof: a change of one epoch, in force on every holder before it is answered.
+
+    1 the caller has authorised      2 intent and epoch: one durable commit of the registry
+    3 tell every holder, in parallel, again until it acks      4 each swaps, fences, drops, acks
+    5 complete when each believing holder acked, or its lease provably ran out
+    6 receipt and audit outcome; erasing goes on and is added to the receipt holder by holder
+
+Must never: answer before step 5, or wait for the audit log. Authorisation is the caller's. Read
+`core/freshness.py` for when it is complete, `holders.py` for one worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
+from trunkline.control.outbox import Outbox
+from trunkline.control.receipts import (
+    Erase,
+    Erasure,
+    Fence,
+    HolderAck,
+    Receipt,
+    ReceiptBook,
+    summed,
+    weakest_erase,
+    weakest_fence,
+)
+from trunkline.core.epochs import EpochTable, Subject
+from trunkline.core.freshness import Fencing, LeaseGrants, Order, Verb
+from trunkline.core.records import Instant
+from trunkline.errors import Busy, WorkerLost, WorkerTimeout
+from trunkline.observe import EventLog
+from trunkline.ports.clock import Clock
+
+MAX_RUNNING = 64
+"""Revocations at a time, each of at most 3.13 s. One more is told to come back: nothing has
+happened for it yet."""
+
+MAX_FOLLOWED = 128
+"""Revocations whose erasing is followed; the oldest is let go and its receipt stays as it is."""
+
+AUDIT_PATIENCE_MS = 50.0
+"""How long a receipt waits for its audit record. 3,130 ms of the longest lease and this are within
+the 3.2 s that a revocation may take."""
+
+FOLLOW_MS = 60_000.0
+"""How long a holder is told after the fact, and asked what it has erased."""
+
+_FIRST_PAUSE_MS = 20.0
+_LONGEST_PAUSE_MS = 1_000.0
+
+
+class Registry(Protocol):
+    """The one writer of epochs."""
+
+    @property
+    def table(self) -> EpochTable: ...
+
+    async def commit(self, change: EpochRaised | SubjectEnabled, intent: Intent) -> int:
+        """The revision of the change, durable and in `table` when this returns. Raises StoreDown
+        where it cannot be said whether it happened.
+        """
+        ...
+
+
+class Audit(Protocol):
+    """The audit log. Each raises AuditDown while no sink takes the record."""
+
+    async def intent(self, action: str, subject: Subject, intent: Intent) -> None: ...
+    async def outcome(self, receipt: Receipt, intent: Intent) -> None: ...
+    async def erased(self, erasure: Erasure, intent: Intent) -> None: ...
+
+
+class Holder(Protocol):
+    """Who may hold what is revoked: a worker, or the gateway itself."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fence(self) -> Fence: ...
+    @property
+    def erase(self) -> Erase: ...
+
+    @property
+    def is_told(self) -> bool:
+        """False for a stock engine: the salt fences it, and it has nobody to ask."""
+        ...
+
+    async def revoke(self, order: Order) -> HolderAck:
+        """Raises WorkerLost or WorkerTimeout; then it is told again."""
+        ...
+
+    async def erased(self, rev: int) -> Erasure:
+        """Raises WorkerLost or WorkerTimeout."""
+        ...
+
+
+HERE = "gateway"
+"""What receipts call the gateway of this process."""
+
+
+class Here(Protocol):
+    """The gateway of this process, holder without a lease: its own table is the registry's."""
+
+    def __call__(self, order: Order) -> HolderAck:
+        """Fence attempts, drop directory and speculative entries, at once."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class RevokerParts:
+    """What a revoker works with."""
+
+    registry: Registry
+    grants: LeaseGrants
+    holders: Callable[[], Sequence[Holder]]
+    """All workers as of now."""
+    here: Here
+    audit: Audit
+    clock: Clock
+    log: EventLog
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """One change on its way."""
+
+    order: Order
+    intent: Intent
+    fencing: Fencing
+    acks: list[HolderAck] = field(default_factory=list[HolderAck])
+    has_acked: asyncio.Event = field(default_factory=asyncio.Event)
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its receipt is in the book, or there will be none."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    """One a holder that is told and asked."""
+
+    def take(self, ack: HolderAck) -> None:
+        self.fencing.ack(ack.life)
+        self.acks.append(ack)
+        self.has_acked.set()
+
+
+class Revoker:
+    """Carries revocations out. An async context manager: leaving it ends what is followed."""
+
+    def __init__(self, parts: RevokerParts) -> None:
+        self._parts = parts
+        self.receipts = ReceiptBook()
+        self.outbox = Outbox(parts.log)
+        self._commits = asyncio.Lock()
+        self._running_count = 0
+        self._followed: list[_Running] = []
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        self._spawn(self.outbox.run(), "audit outbox")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    async def invalidate(self, subject: Subject, intent: Intent) -> Receipt:
+        """Make what is cached of `subject` unreachable; who runs finishes. Raises as `revoke`."""
+        return await self._command(Verb.INVALIDATE, subject, intent)
+
+    async def revoke(self, subject: Subject, intent: Intent) -> Receipt:
+        """As `invalidate`, and abort what runs and refuse what comes until `enable`.
+
+        Goes on to its end when the caller is cancelled. Raises Busy when too many run, StoreDown
+        when the registry cannot say that it is durable; nothing is proven then.
+        """
+        return await self._command(Verb.REVOKE, subject, intent)
+
+    async def enable(self, subject: Subject, intent: Intent) -> int | None:
+        """Admit a revoked subject again, under its new epoch; the revision. None if it was not
+        revoked. Raises AuditDown: what widens is in the audit log first.
+        """
+        if subject not in self._parts.registry.table.barred:
+            return None
+        await self._parts.audit.intent("enable", subject, intent)
+        async with self._commits:
+            return await self._parts.registry.commit(SubjectEnabled(subject=str(subject)), intent)
+
+    async def resume(self, order: Order, intent: Intent) -> Receipt:
+        """Carry out what the registry's log holds already, and a restart cut off."""
+        return await self._to_the_end(self._enforce(order, intent, self._parts.clock.now()))
+
+    async def _command(self, verb: Verb, subject: Subject, intent: Intent) -> Receipt:
+        if self._running_count >= MAX_RUNNING:
+            raise Busy(f"{MAX_RUNNING} revocations are on their way, no more are taken")
+        return await self._to_the_end(self._carry_out(verb, subject, intent))
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, Receipt]) -> Receipt:
+        """What `work` returns or raises. It is not cancelled with the caller."""
+        self._running_count += 1
+        result: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        self._spawn(self._settle(work, result), "revocation")
+        return await asyncio.shield(result)
+
+    async def _settle(
+        self, work: Coroutine[Any, Any, Receipt], result: asyncio.Future[Receipt]
+    ) -> None:
+        try:
+            result.set_result(await work)
+        except Exception as error:  # noqa: BLE001  # handed to the caller, who may be gone
+            self._parts.log.error("revocation.failed", cause=error)
+            result.set_exception(error)
+            result.exception()  # seen, should nobody wait for it any more
+        finally:
+            self._running_count -= 1
+            result.cancel()  # nothing where it has its result
+
+    async def _carry_out(self, verb: Verb, subject: Subject, intent: Intent) -> Receipt:
+        parts, began_at = self._parts, self._parts.clock.now()
+        async with self._commits:
+            epoch = parts.registry.table.epochs.get(subject, 0) + 1
+            change = EpochRaised(
+                subject=str(subject), epoch=epoch, verb=verb.value, bars=verb is Verb.REVOKE
+            )
+            rev = await parts.registry.commit(change, intent)
+        assert parts.registry.table.rev >= rev, "a committed change is in the table"
+        order = Order(rev=rev, subject=subject, epoch=epoch, verb=verb)
+        return await self._enforce(order, intent, began_at)
+
+    async def _enforce(self, order: Order, intent: Intent, began_at: Instant) -> Receipt:
+        parts = self._parts
+        fencing = parts.grants.fencing(order.rev, parts.clock.boot())
+        fencing.require(HERE)
+        running = _Running(order=order, intent=intent, fencing=fencing)
+        self.outbox.put(partial(parts.audit.intent, order.verb.value, order.subject, intent))
+        holders = list(parts.holders())
+        self._follow(running, [holder for holder in holders if holder.is_told])
+        try:
+            running.take(replace(parts.here(order), life=HERE))
+            await self._until_in_force(running)
+            receipt = _receipt(running, holders, parts.clock.now() - began_at)
+            self.receipts.add(receipt)
+        finally:
+            running.is_over.set()
+        is_recorded = self.outbox.put(partial(self._record, receipt, intent))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(AUDIT_PATIENCE_MS / 1_000.0):
+                await is_recorded.wait()
+        return self.receipts.get(order.rev) or receipt
+
+    async def _until_in_force(self, running: _Running) -> None:
+        clock, fencing = self._parts.clock, running.fencing
+        while not fencing.is_complete(boot := clock.boot()):
+            running.has_acked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout((fencing.complete_at() - boot) / 1_000.0):
+                    await running.has_acked.wait()
+
+    async def _record(self, receipt: Receipt, intent: Intent) -> None:
+        await self._parts.audit.outcome(receipt, intent)
+        self.receipts.recorded(receipt.rev)
+
+    def _follow(self, running: _Running, holders: list[Holder]) -> None:
+        """Tell all of them at once, and ask what they have erased afterwards."""
+        self._followed = [each for each in self._followed if any(not t.done() for t in each.tasks)]
+        self._followed.append(running)
+        over = [each for each in self._followed if each.is_over.is_set()]
+        for oldest in over[: max(0, len(self._followed) - MAX_FOLLOWED)]:
+            self._followed.remove(oldest)
+            for task in oldest.tasks:
+                task.cancel()
+        for holder in holders:
+            name = f"revision {running.order.rev} at {holder.name}"
+            running.tasks.append(self._spawn(self._serve(holder, running), name))
+
+    async def _serve(self, holder: Holder, running: _Running) -> None:
+        until = Instant(self._parts.clock.now() + FOLLOW_MS)
+        try:
+            await self._tell(holder, running, until)
+            await running.is_over.wait()
+            await self._ask_erased(holder, running, until)
+        except Exception as error:  # noqa: BLE001  # one holder troubles no other; it counts as silent
+            self._parts.log.error("revocation.holder_failed", cause=error, holder=holder.name)
+
+    async def _tell(self, holder: Holder, running: _Running, until: Instant) -> None:
+        async for _ in self._attempts(until):
+            with contextlib.suppress(WorkerLost, WorkerTimeout):
+                running.take(await holder.revoke(running.order))
+                return
+
+    async def _ask_erased(self, holder: Holder, running: _Running, until: Instant) -> None:
+        erasure: Erasure | None = None
+        async for _ in self._attempts(until):
+            with contextlib.suppress(WorkerLost, WorkerTimeout):
+                erasure = await holder.erased(running.order.rev)
+                self.receipts.erased(erasure)
+                if erasure.is_done:
+                    break
+        if erasure is not None:
+            self.outbox.put(partial(self._parts.audit.erased, erasure, running.intent))
+
+    async def _attempts(self, until: Instant) -> AsyncGenerator[None]:
+        pause_ms = _FIRST_PAUSE_MS
+        while self._parts.clock.now() < until:
+            yield
+            await asyncio.sleep(pause_ms / 1_000.0)
+            pause_ms = min(2.0 * pause_ms, _LONGEST_PAUSE_MS)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _receipt(running: _Running, holders: Sequence[Holder], ms: float) -> Receipt:
+    order, acks = running.order, running.acks
+    return Receipt(
+        rev=order.rev,
+        subject=order.subject,
+        verb=order.verb,
+        epoch=order.epoch,
+        acked=running.fencing.acked,
+        fenced=running.fencing.silent(),
+        fence=weakest_fence(holder.fence for holder in holders),
+        erase=weakest_erase(holder.erase for holder in holders),
+        aborted=sum(ack.aborted for ack in acks),
+        condemned_blocks=sum(ack.condemned_blocks for ack in acks),
+        condemned_bytes=summed(ack.condemned_bytes for ack in acks),
+        ms=ms,
+    )
