@@ -99,8 +99,8 @@ class Operations:
         except ConfigError as error:
             return Refused(status=400, code="bad_worker", message=str(error))
         view = self._membership.view(spec.name)
-        is_joined = view is not None and bool(view.ranks)
-        return WorkerJob(worker=WorkerId(spec.name), state="ready" if is_joined else "joining")
+        assert view is not None, f"{spec.name} was added just now"
+        return WorkerJob(worker=WorkerId(spec.name), state=_state(view))
 
     def add(self, spec: WorkerSpec) -> None:
         """Join a worker. Raises ConfigError at the bound."""

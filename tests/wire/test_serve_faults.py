@@ -155,6 +155,8 @@ def test_a_fleet_of_one_whose_worker_was_killed_says_so_with_the_first_request(
     assert (ready.status_code, ready.json()["status"]) == (503, "no_workers")
     refused = gateway.chat("hello")
     assert (refused.status, refused.error["code"]) == (503, "no_worker")
+    again = gateway.admin("/workers", "POST", json={"url": only.url})
+    assert again.json()["state"] == "unhealthy", "it is known, and not ready"
     started.worker(*TINY, "--port", str(only.port))
     until(lambda: gateway.worker(only)["state"] == "ready", "it is back")
     assert gateway.client.get("/readiness").json()["status"] == "ready"

@@ -35,7 +35,7 @@ class WorkerJob:
     """What became of an order, so far. `GET /workers/{id}` tells the rest."""
 
     worker: WorkerId
-    state: Literal["joining", "ready", "draining", "removed"]
+    state: WorkerCondition | Literal["removed"]
     reason: str = ""
 
 
