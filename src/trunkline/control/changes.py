@@ -1,8 +1,8 @@
 """What the registry's log holds: one typed record for each change, with who wanted it and why.
 
 The records are a contract with logs that exist: fields and tags are only ever added. Must never:
-hold a key's secret, or be read with anything but strict decoding. Read `book.py` next, for what each
-change does.
+hold a key's secret, or be read with anything but strict decoding. Read `book.py` next, for what
+each change does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ MAX_PUBLIC_TOKENS = 131_072
 # A public prefix of the longest allowed length, four bytes a token, and its words.
 MAX_ENTRY_BYTES = 4 * MAX_PUBLIC_TOKENS + 65_536
 
-Id: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Id: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """128 random bits in hex; never used again."""
-Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 Word: TypeAlias = Annotated[str, Meta(max_length=512)]
 SubjectName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=600)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
@@ -98,7 +98,7 @@ class KeyAdded(
 ):
     """`core.credentials.KeyRecord` as it is written; see there."""
 
-    key_id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
     org: Id
     tenant: Id
     user: Word = ""

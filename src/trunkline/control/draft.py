@@ -1,0 +1,376 @@
+"""The next book in the making: every rule that a change must keep, in one place.
+
+Copies a table only when a change touches it, and once for a whole replay. Every refusal is a
+ValueError with the value and what stands against it; `registry.py` says what that means there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from trunkline.control import changes as log
+from trunkline.control.book import (
+    Book,
+    Limits,
+    Org,
+    PublicPrefix,
+    Tenant,
+    quota_of,
+    subject_of,
+)
+from trunkline.core.credentials import KeyBook, KeyRecord
+from trunkline.core.epochs import EpochTable, Subject, SubjectKind
+from trunkline.core.identity import ScopeKind
+from trunkline.core.principals import Role
+
+MAX_PUBLIC_DAYS = 90
+_DAY_MS = 86_400_000
+
+
+class Draft:
+    """A book that changes, until it is taken as `book()`. Use it no further after a ValueError."""
+
+    def __init__(self, base: Book, limits: Limits) -> None:
+        self._base = base
+        self._limits = limits
+        self._orgs: Mapping[str, Org] = base.orgs
+        self._tenants: Mapping[str, Tenant] = base.tenants
+        self._publics: Mapping[str, PublicPrefix] = base.publics
+        self._names: Mapping[str, str] = base.names
+        self._retired: set[str] | frozenset[str] = base.retired
+        self._keys: dict[str, KeyRecord] = {}
+        """Those that differ from the base."""
+        self._table = base.table
+
+    @property
+    def rev(self) -> int:
+        return self._table.rev
+
+    def book(self) -> Book:
+        return Book(
+            rev=self._table.rev,
+            orgs=self._orgs,
+            tenants=self._tenants,
+            publics=self._publics,
+            keys=self._key_book(),
+            names=self._names,
+            retired=frozenset(self._retired),
+            table=self._table,
+        )
+
+    def apply(self, entry: log.Entry) -> None:
+        """Take one more change. Raises ValueError where it does not fit."""
+        change = entry.change
+        rev = self._table.rev + 1
+        match change:
+            case log.EpochRaised():
+                self._table = self._raised(change, rev)
+            case log.SubjectEnabled():
+                self._table = self._enabled(change, rev)
+            case log.KeyAdded() | log.KeyRevoked():
+                self._apply_to_keys(change)
+                self._table = self._table.advanced(rev=rev)
+            case log.PublicProposed() | log.PublicApproved() | log.PublicWithdrawn():
+                self._apply_to_publics(change, entry.intent)
+                self._table = self._table.advanced(rev=rev)
+            case log.RevisionLost():
+                self._table = self._table.advanced(rev=rev)
+            case _:
+                self._apply_to_tenants(change)
+                self._table = self._table.advanced(rev=rev)
+        assert self._table.rev == rev
+
+    def _apply_to_tenants(
+        self,
+        change: log.OrgAdded
+        | log.OrgRemoved
+        | log.OrgPolicySet
+        | log.TenantAdded
+        | log.TenantRemoved
+        | log.TenantPolicySet,
+    ) -> None:
+        match change:
+            case log.OrgAdded():
+                self._take_name("org", change.name, change.org)
+                self._put_org(Org(org=change.org, name=change.name))
+            case log.OrgPolicySet():
+                self._put_org(replace(self._org(change.org), is_shared=change.is_shared))
+            case log.OrgRemoved():
+                self._remove_org(self._org(change.org))
+            case log.TenantAdded():
+                self._org(change.org)
+                self._take_name("tenant", change.name, change.tenant)
+                self._put_tenant(Tenant(tenant=change.tenant, org=change.org, name=change.name))
+            case log.TenantPolicySet():
+                self._set_policy(change)
+            case log.TenantRemoved():
+                self._remove_tenant(self._tenant(change.tenant))
+            case _:
+                assert_never(change)
+
+    def _apply_to_keys(self, change: log.KeyAdded | log.KeyRevoked) -> None:
+        found = self._key(change.key_id)
+        if isinstance(change, log.KeyRevoked):
+            if found is None or found.is_revoked:
+                raise ValueError(f"there is no live key {change.key_id[:40]}")
+            self._keys[change.key_id] = replace(found, is_revoked=True)
+            return
+        if found is not None:
+            raise ValueError(f"key id {change.key_id} is taken")
+        if self._tenant(change.tenant).org != change.org:
+            raise ValueError(f"tenant {change.tenant} is not of organisation {change.org}")
+        self._keys[change.key_id] = _key_record(change)
+
+    def _apply_to_publics(
+        self,
+        change: log.PublicProposed | log.PublicApproved | log.PublicWithdrawn,
+        intent: log.Intent,
+    ) -> None:
+        if isinstance(change, log.PublicProposed):
+            self._org(change.owner)
+            for org in change.audience or ():
+                self._org(org)
+            prefix = _proposed(change, intent)
+            self._take_name("public", change.name, change.public_id)
+            self._put_public(prefix)
+            return
+        prefix = self._publics.get(change.public_id)
+        if prefix is None or prefix.is_withdrawn:
+            raise ValueError(f"there is no public prefix {change.public_id}")
+        if isinstance(change, log.PublicWithdrawn):
+            names = self._own_names()
+            del names[f"public/{prefix.name}"]
+            self._put_public(replace(prefix, is_withdrawn=True))
+        elif intent.actor in prefix.approvers:
+            raise ValueError(f"{intent.actor} has approved {prefix.name} already: two are needed")
+        elif intent.wall_ms >= prefix.not_after_ms:
+            raise ValueError(f"public prefix {prefix.name} has run out")
+        else:
+            approvers = (*prefix.approvers, intent.actor)
+            self._put_public(replace(prefix, approvers=approvers))
+
+    def _raised(self, change: log.EpochRaised, rev: int) -> EpochTable:
+        subject = self._known(change.subject)
+        # An epoch never above its revision is what lets a restored backup name one that is above
+        # all that were lost: the first revision behind them.
+        if change.epoch > rev:
+            raise ValueError(f"epoch {change.epoch} of {subject} is above its revision {rev}")
+        if change.bars is not (change.verb == "revoke"):
+            raise ValueError(f"{change.verb} of {subject} with bars={change.bars}")
+        if change.bars and subject.kind is SubjectKind.FLEET:
+            raise ValueError("the fleet can be invalidated, not revoked")
+        return self._table.raised(subject, change.epoch, rev=rev, bars=change.bars)
+
+    def _enabled(self, change: log.SubjectEnabled, rev: int) -> EpochTable:
+        subject = self._known(change.subject)
+        if subject not in self._table.barred:
+            raise ValueError(f"{subject} is not revoked")
+        return self._table.enabled(subject, rev=rev)
+
+    def _known(self, text: str) -> Subject:
+        subject = subject_of(text)
+        owner = subject.path.partition("/")[0]
+        ids: dict[SubjectKind, Mapping[str, object]] = {
+            SubjectKind.ORG: self._orgs,
+            SubjectKind.TENANT: self._tenants,
+            SubjectKind.USER: self._tenants,
+            SubjectKind.PUBLIC: self._publics,
+        }
+        if subject.kind in ids and owner not in ids[subject.kind] and owner not in self._retired:
+            raise ValueError(f"{text[:80]} is not known")
+        return subject
+
+    def _remove_org(self, org: Org) -> None:
+        if any(tenant.org == org.org for tenant in self._tenants.values()):
+            raise ValueError(f"organisation {org.name} has tenants")
+        self._require_barred(Subject(kind=SubjectKind.ORG, path=org.org), f"org/{org.name}")
+        owned = [
+            p.name for p in self._publics.values() if p.owner == org.org and not p.is_withdrawn
+        ]
+        if owned:
+            raise ValueError(f"organisation {org.name} answers for the public prefix {owned[0]}")
+        self._retire("org", org.name, org.org)
+        self._orgs = {**self._orgs}
+        del self._orgs[org.org]
+
+    def _remove_tenant(self, tenant: Tenant) -> None:
+        name = f"tenant/{tenant.name}"
+        self._require_barred(Subject(kind=SubjectKind.TENANT, path=tenant.tenant), name)
+        self._retire("tenant", tenant.name, tenant.tenant)
+        self._tenants = {**self._tenants}
+        del self._tenants[tenant.tenant]
+        for record in self._all_keys():
+            if record.tenant == tenant.tenant and not record.is_revoked:
+                self._keys[record.key_id] = replace(record, is_revoked=True)
+
+    def _require_barred(self, subject: Subject, name: str) -> None:
+        if subject not in self._table.barred:
+            raise ValueError(f"{name} is in use: revoke it before it is removed")
+
+    def _set_policy(self, change: log.TenantPolicySet) -> None:
+        tenant = replace(
+            self._tenant(change.tenant),
+            default_scope=ScopeKind(change.default_scope),
+            is_shared=change.is_shared,
+            quota=quota_of(change),
+        )
+        if tenant.default_scope is ScopeKind.ORG and not tenant.is_shared:
+            raise ValueError(f"tenant {tenant.name} has the scope org without opting in")
+        self._put_tenant(tenant)
+
+    def _take_name(self, kind: str, name: str, new_id: str) -> None:
+        tables = (self._orgs, self._tenants, self._publics)
+        if new_id in self._retired or any(new_id in table for table in tables):
+            raise ValueError(f"id {new_id} was given out before")
+        key = f"{kind}/{name}"
+        if key in self._names:
+            raise ValueError(f"{key} exists")
+        self._own_names()[key] = new_id
+
+    def _retire(self, kind: str, name: str, old_id: str) -> None:
+        del self._own_names()[f"{kind}/{name}"]
+        if isinstance(self._retired, frozenset):
+            self._retired = set(self._retired)
+        self._retired.add(old_id)
+
+    # The tables are the base's own until the first change; then they are ours to write.
+
+    def _own_names(self) -> dict[str, str]:
+        if self._names is self._base.names or not isinstance(self._names, dict):
+            self._names = dict(self._names)
+        return self._names
+
+    def _put_org(self, org: Org) -> None:
+        if self._orgs is self._base.orgs or not isinstance(self._orgs, dict):
+            self._orgs = dict(self._orgs)
+        self._orgs[org.org] = org
+        _require(len(self._orgs), self._limits.orgs, "organisations")
+
+    def _put_tenant(self, tenant: Tenant) -> None:
+        if self._tenants is self._base.tenants or not isinstance(self._tenants, dict):
+            self._tenants = dict(self._tenants)
+        self._tenants[tenant.tenant] = tenant
+        _require(len(self._tenants), self._limits.tenants, "tenants")
+
+    def _put_public(self, prefix: PublicPrefix) -> None:
+        if self._publics is self._base.publics or not isinstance(self._publics, dict):
+            self._publics = dict(self._publics)
+        self._publics[prefix.public_id] = prefix
+        _require(len(self._publics), self._limits.publics, "public prefixes")
+
+    def _org(self, org: str) -> Org:
+        if org not in self._orgs:
+            raise ValueError(f"there is no organisation {org}")
+        return self._orgs[org]
+
+    def _tenant(self, tenant: str) -> Tenant:
+        if tenant not in self._tenants:
+            raise ValueError(f"there is no tenant {tenant}")
+        return self._tenants[tenant]
+
+    def _key(self, key_id: str) -> KeyRecord | None:
+        return self._keys.get(key_id) or self._base.keys.get(key_id)
+
+    def _all_keys(self) -> list[KeyRecord]:
+        return list(({record.key_id: record for record in self._base.keys} | self._keys).values())
+
+    def _key_book(self) -> KeyBook:
+        if len(self._keys) == 1:
+            return self._base.keys.replaced(next(iter(self._keys.values())))
+        return KeyBook(self._all_keys()) if self._keys else self._base.keys
+
+
+def _require(count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise ValueError(f"{count} {what}, at most {limit}")
+
+
+def _key_record(change: log.KeyAdded) -> KeyRecord:
+    return KeyRecord(
+        key_id=change.key_id,
+        org=change.org,
+        tenant=change.tenant,
+        user=change.user,
+        roles=frozenset(Role(role) for role in change.roles),
+        models=None if change.models is None else frozenset(change.models),
+        adapters=None if change.adapters is None else frozenset(change.adapters),
+        not_before_ms=change.not_before_ms,
+        not_after_ms=change.not_after_ms,
+        key_class=change.key_class,
+        quota_class=change.quota_class,
+        default_scope=ScopeKind(change.default_scope),
+        secret_hash=change.secret_hash,
+    )
+
+
+def key_added(record: KeyRecord) -> log.KeyAdded:
+    """The change that adds this key."""
+    return log.KeyAdded(
+        key_id=record.key_id,
+        org=record.org,
+        tenant=record.tenant,
+        user=record.user,
+        roles=tuple(sorted(role.value for role in record.roles)),
+        models=None if record.models is None else tuple(sorted(record.models)),
+        adapters=None if record.adapters is None else tuple(sorted(record.adapters)),
+        not_before_ms=record.not_before_ms,
+        not_after_ms=record.not_after_ms,
+        key_class=record.key_class,
+        quota_class=record.quota_class,
+        default_scope=_scope_name(record.default_scope),
+        secret_hash=record.secret_hash,
+    )
+
+
+def _scope_name(kind: ScopeKind) -> log.ScopeName:
+    match kind:
+        case ScopeKind.PUBLIC:
+            raise ValueError("a key has no public scope")
+        case ScopeKind.NONE:
+            return "none"
+        case ScopeKind.SESSION:
+            return "session"
+        case ScopeKind.USER:
+            return "user"
+        case ScopeKind.TENANT:
+            return "tenant"
+        case ScopeKind.ORG:
+            return "org"
+
+
+def token_digest(tokens: bytes) -> bytes:
+    """What a proposal names its exact tokens by: BLAKE2b-256 of their bytes."""
+    return hashlib.blake2b(tokens, digest_size=32, person=b"public-tokens").digest()
+
+
+def _proposed(change: log.PublicProposed, intent: log.Intent) -> PublicPrefix:
+    block_bytes = 4 * change.block_tokens
+    if len(change.tokens) % block_bytes != 0:
+        raise ValueError(
+            f"a prefix of {len(change.tokens) // 4} tokens is not of whole blocks of"
+            f" {change.block_tokens}"
+        )
+    if change.token_digest != token_digest(change.tokens):
+        raise ValueError("the digest is not that of the tokens")
+    longest_ms = intent.wall_ms + MAX_PUBLIC_DAYS * _DAY_MS
+    if not intent.wall_ms < change.not_after_ms <= longest_ms:
+        raise ValueError(f"a public prefix ends within {MAX_PUBLIC_DAYS} days, and not before now")
+    return PublicPrefix(
+        public_id=change.public_id,
+        name=change.name,
+        owner=change.owner,
+        proposer=intent.actor,
+        tokens=change.tokens,
+        token_digest=change.token_digest,
+        block_tokens=change.block_tokens,
+        model_id=change.model_id,
+        weights_digest=change.weights_digest,
+        tokenizer_digest=change.tokenizer_digest,
+        template_digest=change.template_digest,
+        audience=None if change.audience is None else frozenset(change.audience),
+        not_after_ms=change.not_after_ms,
+        reason=intent.reason,
+    )

@@ -1,0 +1,283 @@
+"""The registry: the one log of who exists, who may what, and which epochs hold.
+
+One writer. A change is checked against the book, made durable in the store, and only then becomes
+part of the book that everybody reads; subscribers hear of it in order. A write whose end is unknown
+is looked up before anything else is written. A log that is behind what it once acknowledged was
+restored from a backup: loading fills it up and raises the fleet's epoch, so that no block of the
+lost time can be named. Must never: show a change that is not durable. Read `ledger.py` next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+from trunkline.control.book import Book, Limits
+from trunkline.control.changes import (
+    Change,
+    Entry,
+    EpochRaised,
+    Intent,
+    RevisionLost,
+    decode_entry,
+    encode_entry,
+)
+from trunkline.control.draft import Draft
+from trunkline.core.credentials import RandomBytes
+from trunkline.core.epochs import EpochTable, Subject
+from trunkline.errors import Busy, ChangeRefused, RegistryBroken, RegistryDown
+from trunkline.ports.clock import Clock
+from trunkline.ports.store import Store, StoreBroken, StoreConflict, StoreDown
+
+READ_BATCH = 500
+MAX_WAITING_COMMITS = 256
+MAX_SUBSCRIBERS = 64
+MAX_LOST_REVISIONS = 100_000
+"""More between a backup and what was acknowledged is no backup of this log."""
+
+_ATTEMPTS = 3
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """One durable change, and the book as of it."""
+
+    rev: int
+    change: Change
+    intent: Intent
+    book: Book
+
+
+Subscriber = Callable[[Committed], None]
+
+
+class Registry:
+    """Make one with `load`. Belongs to the event loop that made it."""
+
+    def __init__(self, store: Store, limits: Limits | None = None) -> None:
+        self._store = store
+        self._limits = limits or Limits()
+        self._book = Book()
+        self._subscribers: list[Subscriber] = []
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._is_unsure = False
+        """A write ended without a word: the log may be ahead of the book."""
+        self.lost_revisions = 0
+        """How many acknowledged changes a restored backup had forgotten. Above 0: say it loudly;
+        keys and tenants that were revoked in them are as they were before.
+        """
+
+    @classmethod
+    async def load(cls, store: Store, clock: Clock, limits: Limits | None = None) -> Registry:
+        """Replay the log. Raises RegistryBroken for a gap, an unknown record or a change that does
+        not fit; RegistryDown.
+        """
+        registry = cls(store, limits)
+        try:
+            is_unfinished = await registry._replay()
+            high_water = await store.high_water()
+            if high_water > registry.book.rev or is_unfinished:
+                await registry._mend(high_water, round(clock.wall() * 1_000))
+        except StoreDown as error:
+            raise RegistryDown(f"the registry cannot be read: {error}") from error
+        except (StoreBroken, StoreConflict) as error:
+            raise RegistryBroken(str(error)) from error
+        return registry
+
+    @property
+    def book(self) -> Book:
+        return self._book
+
+    @property
+    def table(self) -> EpochTable:
+        return self._book.table
+
+    @property
+    def rev(self) -> int:
+        return self._book.rev
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """From now on it is called after each durable change, in order; it must not raise."""
+        assert len(self._subscribers) < MAX_SUBSCRIBERS
+        self._subscribers.append(subscriber)
+
+    def new_id(self, random_bytes: RandomBytes) -> str:
+        """An id for an organisation, a tenant or a public prefix: 128 bits in hex."""
+        return random_bytes(16).hex()
+
+    def next_epoch(self, subject: Subject) -> int:
+        return self.table.epochs.get(subject, 0) + 1
+
+    async def commit(self, change: Change, intent: Intent) -> int:
+        """Make a change durable and part of the book; its revision.
+
+        Runs to its end when cancelled: what is durable takes effect. Raises ChangeRefused,
+        RegistryDown, Busy.
+        """
+        return await self.commit_with(lambda _: change, intent)
+
+    async def commit_with(self, make: Callable[[Book], Change], intent: Intent) -> int:
+        """`commit` of a change that is made when its turn comes, from the book as it is then (such
+        as the next epoch of a subject).
+        """
+        if self._waiting >= MAX_WAITING_COMMITS:
+            raise Busy(f"{self._waiting} changes wait for the registry, at most that many may")
+        self._waiting += 1
+        try:
+            async with self._lock:
+                return await _to_its_end(self._commit(make, intent))
+        finally:
+            self._waiting -= 1
+
+    async def entries(self, after_rev: int, limit: int) -> list[tuple[int, Entry]]:
+        """Durable changes behind a revision, from the log itself. Raises RegistryDown."""
+        try:
+            rows = await self._store.read(after_rev, limit)
+        except StoreDown as error:
+            raise RegistryDown(str(error)) from error
+        return [(rev, _decoded(rev, record)) for rev, record in rows if rev <= self.rev]
+
+    async def _commit(self, make: Callable[[Book], Change], intent: Intent) -> int:
+        for _ in range(_ATTEMPTS):
+            if self._is_unsure:
+                await self._settle()
+            entry = Entry(change=make(self._book), intent=intent)
+            record, book = self._prepared(entry)
+            try:
+                rev = await self._store.append(self.rev, record)
+            except StoreConflict:
+                # Somebody wrote to our log. What they wrote counts; ours is checked again.
+                self._is_unsure = True
+                continue
+            except StoreDown as error:
+                self._is_unsure = True
+                wanted = book.rev
+                await self._settle()
+                rows = await self._entries_at(wanted)
+                if rows == [record]:
+                    return wanted
+                raise RegistryDown(f"the change was not kept: {error}") from error
+            except StoreBroken as error:
+                raise RegistryBroken(str(error)) from error
+            assert rev == book.rev
+            self._publish(Committed(rev=rev, change=entry.change, intent=intent, book=book))
+            return rev
+        raise RegistryDown("another writer is at the registry's log")
+
+    def _prepared(self, entry: Entry) -> tuple[bytes, Book]:
+        draft = Draft(self._book, self._limits)
+        try:
+            record = encode_entry(entry)
+            draft.apply(entry)
+            return record, draft.book()
+        except ValueError as error:
+            raise ChangeRefused(str(error)) from error
+
+    def _publish(self, committed: Committed) -> None:
+        self._book = committed.book
+        # Each hears of it, also when one before it breaks its word and raises.
+        with ExitStack() as calls:
+            for subscriber in reversed(self._subscribers):
+                calls.callback(subscriber, committed)
+
+    async def _settle(self) -> None:
+        """Take in what the log has and the book does not."""
+        try:
+            while rows := await self._store.read(self.rev, READ_BATCH):
+                for rev, record in rows:
+                    self._take(rev, record)
+        except StoreDown as error:
+            raise RegistryDown(f"whether the last change was kept is unknown: {error}") from error
+        except StoreBroken as error:
+            raise RegistryBroken(str(error)) from error
+        self._is_unsure = False
+
+    async def _entries_at(self, rev: int) -> list[bytes]:
+        try:
+            return [record for _, record in await self._store.read(rev - 1, 1)]
+        except StoreDown as error:
+            raise RegistryDown(str(error)) from error
+
+    def _take(self, rev: int, record: bytes) -> None:
+        entry = _decoded(rev, record)
+        draft = Draft(self._book, _UNLIMITED)
+        _replayed(draft, rev, entry)
+        book = draft.book()
+        self._publish(Committed(rev=rev, change=entry.change, intent=entry.intent, book=book))
+
+    async def _replay(self) -> bool:
+        """Read the whole log; whether it ends in the middle of mending a restored backup."""
+        draft = Draft(Book(), _UNLIMITED)
+        is_unfinished = False
+        while rows := await self._store.read(draft.rev, READ_BATCH):
+            for rev, record in rows:
+                entry = _decoded(rev, record)
+                _replayed(draft, rev, entry)
+                is_unfinished = isinstance(entry.change, RevisionLost)
+        self._book = draft.book()
+        head = await self._store.head()
+        if head != self.rev:
+            raise RegistryBroken(f"the registry's log ends at {self.rev}, its head is {head}")
+        return is_unfinished
+
+    async def _mend(self, high_water: int, wall_ms: int) -> None:
+        """Fill a restored log up to what was acknowledged, then raise the fleet's epoch above any
+        that was lost: an epoch is never above its revision.
+        """
+        self.lost_revisions = max(1, high_water - self.rev)
+        if self.lost_revisions > MAX_LOST_REVISIONS:
+            raise RegistryBroken(
+                f"the log ends at {self.rev} and {high_water} was acknowledged: no backup of it"
+            )
+        intent = Intent(
+            actor="registry",
+            auth_method="system",
+            reason=f"restored from a backup that ends at revision {self.rev}",
+            wall_ms=wall_ms,
+        )
+        while self.rev < high_water:
+            await self.commit(RevisionLost(), intent)
+        raised = EpochRaised(subject="fleet", epoch=self.rev + 1, verb="invalidate", bars=False)
+        await self.commit(raised, intent)
+
+
+_UNLIMITED = Limits(orgs=2**53, tenants=2**53, publics=2**53)
+"""A log that exists is read whatever the limits are now."""
+
+
+def _decoded(rev: int, record: bytes) -> Entry:
+    try:
+        return decode_entry(record)
+    except ValueError as error:
+        raise RegistryBroken(
+            f"revision {rev} of the registry cannot be read: {error}. It was written by a newer"
+            " version, or the log is damaged: restore a backup"
+        ) from error
+
+
+def _replayed(draft: Draft, rev: int, entry: Entry) -> None:
+    if rev != draft.rev + 1:
+        raise RegistryBroken(f"revision {draft.rev + 1} is missing: behind {draft.rev} comes {rev}")
+    try:
+        draft.apply(entry)
+    except ValueError as error:
+        raise RegistryBroken(f"revision {rev} does not fit what is before it: {error}") from error
+
+
+async def _to_its_end(work: Coroutine[object, object, _T]) -> _T:
+    """Await something that must not stop half way; a cancellation counts when it has ended."""
+    task = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled and task.exception() is None:
+        raise asyncio.CancelledError
+    return task.result()
