@@ -12,7 +12,7 @@ from trunkline.native._choice import (
     split_request,
 )
 from trunkline.native._heads import DROPPED, REPORTED, fields_of
-from trunkline.native.codes import CONFLICT, FULL, UNKNOWN_PARENT
+from trunkline.native.codes import CONFLICT, FULL, RETIRED, UNKNOWN_PARENT
 
 __all__ = [
     "CONFLICT",
@@ -20,6 +20,7 @@ __all__ = [
     "FULL",
     "IMPLEMENTATION",
     "REPORTED",
+    "RETIRED",
     "UNKNOWN_PARENT",
     "BlockIndex",
     "chain_keys",

@@ -8,3 +8,6 @@ FULL = -2
 
 CONFLICT = -3
 """One engine hash names two different blocks; blocks of the run before that point stay."""
+
+RETIRED = -4
+"""The parent block is of a namespace that was retired since: nothing was stored."""

@@ -63,6 +63,8 @@ std::uint32_t holds_of(const std::array<std::uint16_t, kTiers>& copies) {
 EntryPool::~EntryPool() {
   for (Entry* chunk : small_) PageAllocator<Entry>().deallocate(chunk, kSmall);
   for (Entry* chunk : large_) PageAllocator<Entry>().deallocate(chunk, kLarge);
+  for (Link* chunk : small_links_) PageAllocator<Link>().deallocate(chunk, kSmall);
+  for (Link* chunk : large_links_) PageAllocator<Link>().deallocate(chunk, kLarge);
 }
 
 EntryId EntryPool::take() {
@@ -73,9 +75,13 @@ EntryId EntryPool::take() {
     return id;
   }
   if (made_ < kLarge) {
-    if (made_ == small_.size() * kSmall) small_.push_back(PageAllocator<Entry>().allocate(kSmall));
+    if (made_ == small_.size() * kSmall) {
+      small_.push_back(PageAllocator<Entry>().allocate(kSmall));
+      small_links_.push_back(PageAllocator<Link>().allocate(kSmall));
+    }
   } else if (made_ == (large_.size() + 1) * kLarge) {
     large_.push_back(PageAllocator<Entry>().allocate(kLarge));
+    large_links_.push_back(PageAllocator<Link>().allocate(kLarge));
   }
   return static_cast<EntryId>(made_++);
 }
@@ -128,6 +134,8 @@ std::size_t Index::allocated_bytes() const {
                       rows_.allocated_bytes() + namespaces_.capacity() * sizeof(Namespace) +
                       slots_.capacity() * sizeof(slots_[0]) + free_slots_.capacity() * 4 +
                       chained_.capacity() + alive_.capacity() * sizeof(AliveWord) +
+                      (expecting_.capacity() + free_namespaces_.capacity()) * 4 +
+                      retiring_.allocated_bytes() +
                       depths_.device.capacity() * 3 * sizeof(std::uint32_t);
   for (const auto& state : slots_) bytes += state ? state->allocated_bytes() : 0;
   return bytes;
@@ -136,10 +144,48 @@ std::size_t Index::allocated_bytes() const {
 // -- namespaces and slots ------------------------------------------------------------------------------
 
 std::size_t Index::add_namespace(const std::uint8_t* key, const std::uint8_t* root) {
-  Namespace& added = namespaces_.emplace_back();
+  std::size_t id = namespaces_.size();
+  if (free_namespaces_.empty()) {
+    namespaces_.emplace_back();
+  } else {
+    id = free_namespaces_.back();
+    free_namespaces_.pop_back();
+  }
+  Namespace& added = namespaces_[id];
+  added.is_retired = false;
   std::copy_n(key, kKeyBytes, added.key.begin());
   std::copy_n(root, kKeyBytes, added.root.begin());
-  return namespaces_.size() - 1;
+  return id;
+}
+
+bool Index::is_namespace(std::int64_t id) const {
+  return id >= 0 && static_cast<std::size_t>(id) < namespaces_.size() &&
+         !namespaces_[static_cast<std::size_t>(id)].is_retired;
+}
+
+void Index::retire_namespace(std::uint32_t id) {
+  Namespace& retired = namespaces_[id];
+  retired.key.fill(0);
+  retired.root.fill(0);
+  retired.is_retired = true;
+  retiring_.items.push_back(id);
+}
+
+/// Takes up to so many blocks of retired namespaces out of reach; how many namespaces are left to do.
+std::size_t Index::sweep(std::size_t max_blocks) {
+  while (retiring_.size() > 0) {
+    const std::uint32_t id = retiring_.items[retiring_.front];
+    const EntryId newest = namespaces_[id].newest;
+    if (newest == kNoEntry) {
+      free_namespaces_.push_back(id);
+      retiring_.pop(1);
+      continue;
+    }
+    if (max_blocks == 0) break;
+    --max_blocks;
+    bury(newest);
+  }
+  return retiring_.size();
 }
 
 bool Index::is_slot(std::int64_t slot) const {
@@ -190,7 +236,11 @@ std::size_t Index::find_key(const std::uint8_t* key) const {
 
 EntryId Index::find_or_make(const std::uint8_t* key, std::uint32_t namespace_id) {
   const std::size_t position = find_key(key);
-  if (position != by_key_.kNone) return by_key_[position].entry;
+  if (position != by_key_.kNone) {
+    const EntryId known = by_key_[position].entry;
+    if (!is_dead(known)) return known;
+    bury(known);  // its namespace was retired and is back under another number
+  }
   if (entries_.size() >= max_blocks_) return kNoEntry;
   const EntryId id = entries_.take();
   Entry& entry = entries_[id];
@@ -198,12 +248,59 @@ EntryId Index::find_or_make(const std::uint8_t* key, std::uint32_t namespace_id)
   entry.namespace_id = namespace_id;
   entry.holders = {};
   by_key_.insert({prefix_of(key), id});
+  enlist(id);
   return id;
 }
 
 void Index::forget(EntryId id) {
-  by_key_.erase(find_key(entries_[id].key.data()));
+  if (entries_[id].namespace_id != kNobody) {
+    by_key_.erase(find_key(entries_[id].key.data()));
+    delist(id);
+  }
   entries_.give_back(id);
+}
+
+void Index::enlist(EntryId id) {
+  EntryId& newest = namespaces_[entries_[id].namespace_id].newest;
+  entries_.link(id) = {kNoEntry, newest};
+  if (newest != kNoEntry) entries_.link(newest).newer = id;
+  newest = id;
+}
+
+void Index::delist(EntryId id) {
+  const Link own = entries_.link(id);
+  if (own.older != kNoEntry) entries_.link(own.older).newer = own.newer;
+  if (own.newer != kNoEntry) {
+    entries_.link(own.newer).older = own.older;
+  } else {
+    namespaces_[entries_[id].namespace_id].newest = own.older;
+  }
+}
+
+/// No key leads to the block from here on and nobody expects it; it goes when no engine hash names it.
+void Index::bury(EntryId id) {
+  Entry& entry = entries_[id];
+  by_key_.erase(find_key(entry.key.data()));
+  delist(id);
+  entry.namespace_id = kNobody;
+  expecting_.clear();
+  if (entry.has_row()) {
+    for (std::size_t word = 0; word < rows_.words(); ++word) {
+      std::uint64_t left = rows_.masks(entry.holders[1], word)[kPredictedMask];
+      for (; left != 0; left &= left - 1) {
+        expecting_.push_back(static_cast<std::uint32_t>(word * 64) +
+                             static_cast<std::uint32_t>(std::countr_zero(left)));
+      }
+    }
+  } else {
+    for (const std::uint32_t holder : entry.holders) {
+      if ((holder & kPredicted) != 0) expecting_.push_back(holder >> kHolderShift);
+    }
+  }
+  for (const std::uint32_t slot : expecting_) {
+    SlotState& state = *slots_[slot];
+    forget_prediction(slot, state, find_predicted(state, id));
+  }
 }
 
 std::uint32_t Index::holds(EntryId id, std::uint32_t slot) const {
@@ -284,15 +381,16 @@ void Index::move_inline(Entry& entry) {
 // -- what workers announce ---------------------------------------------------------------------------------
 
 std::int64_t Index::store(std::uint32_t slot, std::size_t tier, std::int64_t namespace_id,
-                          std::uint64_t parent, const std::uint8_t* hashes, std::size_t count,
-                          const std::uint8_t* tokens, std::uint32_t block_tokens) {
+                          std::uint64_t parent, bool is_zone, const std::uint8_t* hashes,
+                          std::size_t count, const std::uint8_t* tokens, std::uint32_t block_tokens) {
   SlotState& state = *slots_[slot];
   EntryId parent_entry = kNoEntry;
-  if (namespace_id < 0) {
+  if (namespace_id < 0 || is_zone) {
     const std::size_t position = find_hash(state, parent);
     if (position == state.held.kNone) return kUnknownParent;
     parent_entry = state.held[position].entry;
-    namespace_id = entries_[parent_entry].namespace_id;
+    if (is_dead(parent_entry)) return kRetired;
+    if (namespace_id < 0) namespace_id = entries_[parent_entry].namespace_id;
   }
   const Namespace& secrets = namespaces_[static_cast<std::size_t>(namespace_id)];
   const std::uint8_t* previous =
@@ -308,14 +406,20 @@ std::int64_t Index::store(std::uint32_t slot, std::size_t tier, std::int64_t nam
     const std::uint8_t* key = chained_.data() + index * kKeyBytes;
     const std::uint64_t hash = hash_at(hashes, index);
     std::size_t position = find_hash(state, hash);
+    if (position != state.held.kNone) {
+      const EntryId known = state.held[position].entry;
+      if (std::memcmp(entries_[known].key.data(), key, kKeyBytes) != 0) return kConflict;
+      if (is_dead(known)) {  // what the hash named under a retired namespace counts no more
+        drop_hash(state, slot, position);
+        position = state.held.kNone;
+      }
+    }
     const bool is_new_hash = position == state.held.kNone;
     if (is_new_hash) {
       const EntryId id = find_or_make(key, static_cast<std::uint32_t>(namespace_id));
       if (id == kNoEntry) return kFull;
       position = state.held.insert({static_cast<std::uint32_t>(hash),
                                     static_cast<std::uint32_t>(hash >> 32), id, {}});
-    } else if (std::memcmp(entries_[state.held[position].entry].key.data(), key, kKeyBytes) != 0) {
-      return kConflict;
     }
     note_copy(state, slot, state.held[position], tier, is_new_hash);
   }
@@ -386,14 +490,24 @@ void Index::drop_copy(SlotState& state, std::uint32_t slot, std::size_t position
   if ((before & lost) != 0) set_holds(cell.entry, slot, before & ~lost);
 }
 
+/// All copies of one engine hash are gone. Its cell goes with the last of them, not before.
+void Index::drop_hash(SlotState& state, std::uint32_t slot, std::size_t position) {
+  const auto copies = state.held[position].copies;
+  for (std::size_t tier = 0; tier < kTiers; ++tier) {
+    if (copies[tier] == 0) continue;
+    state.held[position].copies[tier] = 0;
+    drop_copy(state, slot, position, tier);
+  }
+}
+
 // -- what we expect ------------------------------------------------------------------------------------------
 
 bool Index::may_predict_until(std::uint32_t slot, double expires_ms) const {
   return expires_ms >= slots_[slot]->last_expires_ms;  // false for NaN
 }
 
-void Index::predict(std::uint32_t slot, std::uint32_t namespace_id, const std::uint8_t* keys,
-                    std::size_t count, double expires_ms, std::size_t max_predicted) {
+void Index::predict(std::uint32_t slot, const Zones& zones, const std::uint8_t* keys, std::size_t count,
+                    double expires_ms, std::size_t max_predicted) {
   SlotState& state = *slots_[slot];
   state.last_expires_ms = expires_ms;
   const std::uint32_t batch = state.next_batch++;
@@ -402,6 +516,7 @@ void Index::predict(std::uint32_t slot, std::uint32_t namespace_id, const std::u
     if (index + kEntryAhead < count) {
       by_key_.prefetch(prefix_of(keys + (index + kEntryAhead) * kKeyBytes));
     }
+    const std::uint32_t namespace_id = index < zones.lead_count ? zones.lead : zones.rest;
     const EntryId id = find_or_make(keys + index * kKeyBytes, namespace_id);
     if (id == kNoEntry) break;
     const std::uint32_t before = holds(id, slot);
@@ -499,7 +614,8 @@ const Depths& Index::match(const std::uint8_t* keys, std::size_t count) {
   EntryId id = kNoEntry;
   for (std::size_t depth = 0; depth < count && !alive_.empty(); ++depth) {
     id = step(walk, depth, id);
-    match_block(id == kNoEntry ? nullptr : &entries_[id], static_cast<std::uint32_t>(depth));
+    const bool is_missing = id == kNoEntry || (retiring_.size() > 0 && is_dead(id));
+    match_block(is_missing ? nullptr : &entries_[id], static_cast<std::uint32_t>(depth));
   }
   match_block(nullptr, static_cast<std::uint32_t>(count));
   return depths_;
@@ -591,7 +707,9 @@ void Index::end_runs(std::vector<std::uint32_t>& depths, std::uint64_t& alive, s
 std::vector<std::array<std::uint8_t, kKeyBytes>> Index::held(std::uint32_t slot) const {
   std::vector<std::array<std::uint8_t, kKeyBytes>> keys;
   keys.reserve(slots_[slot]->held.size());
-  slots_[slot]->held.each([&](const HeldCell& cell) { keys.push_back(entries_[cell.entry].key); });
+  slots_[slot]->held.each([&](const HeldCell& cell) {
+    if (!is_dead(cell.entry)) keys.push_back(entries_[cell.entry].key);
+  });
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   return keys;

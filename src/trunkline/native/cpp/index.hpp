@@ -2,6 +2,7 @@
 // is the contract; this twin answers the same, in less time and memory. Knows no Python.
 //
 //   by_key_: key -> entry      entries_: key, namespace, who holds it      slots_[s]: engine hash -> entry
+//   namespaces_: secrets, and a list through the links of its entries, newest first
 //
 // Who holds an entry: up to three holder words inside it, or one row of three bit masks over all slots.
 #pragma once
@@ -23,6 +24,7 @@ namespace trunkline {
 inline constexpr std::int64_t kUnknownParent = -1;
 inline constexpr std::int64_t kFull = -2;
 inline constexpr std::int64_t kConflict = -3;
+inline constexpr std::int64_t kRetired = -4;
 
 inline constexpr std::size_t kTiers = 4;
 inline constexpr std::size_t kEntryAhead = 8;  // blocks between finding an entry and reading it
@@ -37,6 +39,10 @@ inline constexpr std::uint32_t kHolderShift = 4;
 using EntryId = std::uint32_t;
 inline constexpr EntryId kNoEntry = std::numeric_limits<EntryId>::max();
 
+/// In place of a namespace: the block's own was retired. No key leads to it any more; it stays while a slot's
+/// engine hashes name it, so that what is chained after them is told from an orphan.
+inline constexpr std::uint32_t kNobody = std::numeric_limits<std::uint32_t>::max();
+
 struct Entry {
   std::array<std::uint8_t, kKeyBytes> key;
   std::uint32_t namespace_id;
@@ -47,6 +53,12 @@ struct Entry {
   bool has_row() const { return holders[0] == kIsRow; }
 };
 static_assert(sizeof(Entry) == 48);
+
+/// Neighbours in the list of all blocks of one namespace. Beside the entries: only whoever makes or forgets a
+/// block reads them, and a lookup must not.
+struct Link {
+  EntryId newer, older;
+};
 
 /// Entries in chunks: they never move, and freed ones are taken again, newest first. Small chunks first, so
 /// that a small index is small; then chunks of whole huge pages.
@@ -61,19 +73,23 @@ class EntryPool {
   void give_back(EntryId id);
   Entry& operator[](EntryId id) { return *place(id); }
   const Entry& operator[](EntryId id) const { return *place(id); }
+  Link& link(EntryId id) {
+    return id < kLarge ? small_links_[id / kSmall][id % kSmall] : large_links_[id / kLarge - 1][id % kLarge];
+  }
   std::size_t size() const { return used_; }
-  /// Whether the entry right after `id` is in use and has this key. Blocks that came together lie together.
+  /// Whether the entry right after `id` has this key and may be matched. Blocks that came together lie together.
   bool is_followed_by(EntryId id, const std::uint8_t* key) const {
     if (id == kNoEntry || std::size_t{id} + 1 >= made_) return false;
     const Entry* next = place(id + 1);
-    return next->holders[0] != 0 && std::memcmp(next->key.data(), key, kKeyBytes) == 0;
+    return next->holders[0] != 0 && next->namespace_id != kNobody &&
+           std::memcmp(next->key.data(), key, kKeyBytes) == 0;
   }
   void prefetch_after(EntryId id) const {
     if (std::size_t{id} + kStride < made_) __builtin_prefetch(place(id + kStride));
   }
   std::size_t allocated_bytes() const {
-    return small_.size() * kSmall * sizeof(Entry) + large_.size() * kLarge * sizeof(Entry) +
-           (small_.capacity() + large_.capacity()) * sizeof(Entry*);
+    return (small_.size() * kSmall + large_.size() * kLarge) * (sizeof(Entry) + sizeof(Link)) +
+           (small_.capacity() + large_.capacity()) * 2 * sizeof(Entry*);
   }
 
  private:
@@ -87,6 +103,7 @@ class EntryPool {
   }
 
   std::vector<Entry*> small_, large_;
+  std::vector<Link*> small_links_, large_links_;
   std::size_t made_ = 0;
   std::size_t used_ = 0;
   EntryId free_ = kNoEntry;  // a list through `namespace_id`
@@ -197,7 +214,9 @@ class Index {
   Index& operator=(const Index&) = delete;
 
   std::size_t add_namespace(const std::uint8_t* key, const std::uint8_t* root);
-  std::size_t namespace_count() const { return namespaces_.size(); }
+  bool is_namespace(std::int64_t id) const;
+  void retire_namespace(std::uint32_t id);
+  std::size_t sweep(std::size_t max_blocks);
 
   bool is_slot(std::int64_t slot) const;
   bool can_add_slot() const { return !free_slots_.empty() || slots_.size() < kMostSlots; }
@@ -206,14 +225,19 @@ class Index {
   std::size_t clear_slot(std::uint32_t slot);
 
   std::int64_t store(std::uint32_t slot, std::size_t tier, std::int64_t namespace_id,
-                     std::uint64_t parent, const std::uint8_t* hashes, std::size_t count,
+                     std::uint64_t parent, bool is_zone, const std::uint8_t* hashes, std::size_t count,
                      const std::uint8_t* tokens, std::uint32_t block_tokens);
   std::size_t remove(std::uint32_t slot, std::size_t tier, const std::uint8_t* hashes,
                      std::size_t count);
 
+  /// Whose blocks a chain's keys are: the first `lead_count` are of `lead`, the rest of `rest`.
+  struct Zones {
+    std::uint32_t rest, lead;
+    std::size_t lead_count;
+  };
   bool may_predict_until(std::uint32_t slot, double expires_ms) const;
-  void predict(std::uint32_t slot, std::uint32_t namespace_id, const std::uint8_t* keys,
-               std::size_t count, double expires_ms, std::size_t max_predicted);
+  void predict(std::uint32_t slot, const Zones& zones, const std::uint8_t* keys, std::size_t count,
+               double expires_ms, std::size_t max_predicted);
   void unpredict(std::uint32_t slot, const std::uint8_t* keys, std::size_t count);
   void expire(double now_ms);
 
@@ -229,6 +253,8 @@ class Index {
  private:
   struct Namespace {
     std::array<std::uint8_t, kKeyBytes> key, root;
+    EntryId newest = kNoEntry;  // head of the list of its entries
+    bool is_retired = false;
   };
 
   std::size_t find_key(const std::uint8_t* key) const;
@@ -240,12 +266,20 @@ class Index {
   void move_to_row(Entry& entry);
   void move_inline(Entry& entry);
   void forget(EntryId id);
+  void enlist(EntryId id);
+  void delist(EntryId id);
+  void bury(EntryId id);
+  bool is_dead(EntryId id) const {
+    const std::uint32_t of = entries_[id].namespace_id;
+    return of == kNobody || namespaces_[of].is_retired;
+  }
 
   std::size_t find_hash(const SlotState& state, std::uint64_t hash) const;
   std::size_t find_predicted(const SlotState& state, EntryId id) const;
   void note_copy(SlotState& state, std::uint32_t slot, HeldCell& cell, std::size_t tier,
                  bool is_new_hash);
   void drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier);
+  void drop_hash(SlotState& state, std::uint32_t slot, std::size_t position);
   void expire_oldest(std::uint32_t slot, SlotState& state);
   void forget_prediction(std::uint32_t slot, SlotState& state, std::size_t position);
   void drop_stale_queued(SlotState& state);
@@ -268,12 +302,15 @@ class Index {
   std::size_t max_blocks_;
   Spread spread_;
   std::vector<Namespace> namespaces_;
+  std::vector<std::uint32_t> free_namespaces_;
+  Fifo<std::uint32_t> retiring_;  // retired, and not all of their blocks swept yet
   EntryPool entries_;
   Table<KeyCell> by_key_;
   MaskRows rows_;
   std::vector<std::unique_ptr<SlotState>> slots_;
   std::vector<std::uint32_t> free_slots_;  // a heap, lowest first
   std::vector<std::uint8_t> chained_;      // scratch of `store`
+  std::vector<std::uint32_t> expecting_;   // scratch of `bury`
 
   // Scratch of `match`: for words of slots where a run is still unbroken, who is alive in each view.
   struct AliveWord {

@@ -133,9 +133,18 @@ class BlockIndex {
   void drop_slot(std::int64_t slot) { index_.drop_slot(checked(slot)); }
   std::size_t clear_slot(std::int64_t slot) { return index_.clear_slot(checked(slot)); }
 
+  void retire_namespace(std::int64_t namespace_id) {
+    index_.retire_namespace(checked_namespace(namespace_id));
+  }
+
+  std::size_t sweep(std::int64_t max_blocks) {
+    if (max_blocks < 0) throw nb::value_error("max_blocks is negative");
+    return index_.sweep(static_cast<std::size_t>(max_blocks));
+  }
+
   std::int64_t store(std::int64_t slot, std::int64_t tier, std::int64_t namespace_id,
                      const nb::int_& parent, nb::handle hashes, nb::handle tokens,
-                     std::int64_t block_tokens) {
+                     std::int64_t block_tokens, bool is_zone) {
     const std::uint32_t checked_slot = checked(slot);
     const Items names(hashes, sizeof(std::uint64_t), "hashes");
     const Items ids(tokens, sizeof(std::uint32_t), "tokens");
@@ -145,7 +154,7 @@ class BlockIndex {
     }
     if (namespace_id != -1) checked_namespace(namespace_id);
     return index_.store(checked_slot, checked_tier(tier), namespace_id, u64_of(parent, "an engine hash"),
-                        names.data(), names.count(), ids.data(), size);
+                        is_zone, names.data(), names.count(), ids.data(), size);
   }
 
   std::size_t remove(std::int64_t slot, std::int64_t tier, nb::handle hashes) {
@@ -155,15 +164,21 @@ class BlockIndex {
   }
 
   void predict(std::int64_t slot, std::int64_t namespace_id, const nb::bytes& packed,
-               double expires_ms, std::int64_t max_predicted) {
+               double expires_ms, std::int64_t max_predicted, std::int64_t lead_id,
+               std::int64_t lead_count) {
     const std::uint32_t checked_slot = checked(slot);
     const std::size_t count = checked_key_count(packed);
     if (max_predicted < 0) throw nb::value_error("max_predicted is negative");
+    if (lead_count < 0 || static_cast<std::size_t>(lead_count) > count) {
+      throw nb::value_error("lead_count is outside the chain");
+    }
     if (!index_.may_predict_until(checked_slot, expires_ms)) {
       throw nb::value_error("predictions of one slot must expire in the order they are made");
     }
-    index_.predict(checked_slot, checked_namespace(namespace_id), bytes_of(packed), count, expires_ms,
-                   static_cast<std::size_t>(max_predicted));
+    const std::uint32_t rest = checked_namespace(namespace_id);
+    const std::uint32_t lead = lead_count > 0 ? checked_namespace(lead_id) : rest;
+    index_.predict(checked_slot, {rest, lead, static_cast<std::size_t>(lead_count)}, bytes_of(packed),
+                   count, expires_ms, static_cast<std::size_t>(max_predicted));
   }
 
   void unpredict(std::int64_t slot, const nb::bytes& packed) {
@@ -218,7 +233,7 @@ class BlockIndex {
   }
 
   std::uint32_t checked_namespace(std::int64_t namespace_id) const {
-    if (namespace_id < 0 || static_cast<std::size_t>(namespace_id) >= index_.namespace_count()) {
+    if (!index_.is_namespace(namespace_id)) {
       const std::string text = "namespace " + std::to_string(namespace_id) + " is unknown";
       throw nb::value_error(text.c_str());
     }
@@ -325,14 +340,16 @@ NB_MODULE(_core, m) {
   nb::class_<BlockIndex>(m, "BlockIndex")
       .def(nb::init<std::int64_t, const nb::int_&>(), "max_blocks"_a, "seed"_a = 0)
       .def("add_namespace", &BlockIndex::add_namespace, "key"_a, "root"_a)
+      .def("retire_namespace", &BlockIndex::retire_namespace, "namespace_id"_a)
+      .def("sweep", &BlockIndex::sweep, "max_blocks"_a)
       .def("add_slot", &BlockIndex::add_slot)
       .def("drop_slot", &BlockIndex::drop_slot, "slot"_a)
       .def("clear_slot", &BlockIndex::clear_slot, "slot"_a)
       .def("store", &BlockIndex::store, "slot"_a, "tier"_a, "namespace_id"_a, "parent"_a, "hashes"_a,
-           "tokens"_a, "block_tokens"_a)
+           "tokens"_a, "block_tokens"_a, "is_zone"_a = false)
       .def("remove", &BlockIndex::remove, "slot"_a, "tier"_a, "hashes"_a)
       .def("predict", &BlockIndex::predict, "slot"_a, "namespace_id"_a, "packed"_a, "expires_ms"_a,
-           "max_predicted"_a)
+           "max_predicted"_a, "lead_id"_a = -1, "lead_count"_a = 0)
       .def("unpredict", &BlockIndex::unpredict, "slot"_a, "packed"_a)
       .def("expire", &BlockIndex::expire, "now_ms"_a)
       .def("match", &BlockIndex::match, "packed"_a)
