@@ -49,6 +49,7 @@ WIRING = {
 THIRD_PARTY = {
     *("uvloop", "httptools", "msgspec", "fastokens", "tokenizers", "jinja2", "zmq"),
     *("prometheus_client", "starlette", "uvicorn", "matplotlib", "xxhash", "cryptography"),
+    "jwt",
 }
 MAY_LOOK_AT_THE_WORLD = {"config.py", "settings.py", "cli.py", "wiring.py", "native/_choice.py"}
 WORLD = re.compile(

@@ -194,9 +194,9 @@ def _common(asked: frozenset[str] | None, allowed: frozenset[str] | None) -> fro
     return asked & allowed
 
 
-def _is_for(audience: Any, pinned: str) -> bool:  # Any: decoded JSON
-    named: list[Any] = audience if isinstance(audience, list) else [audience]
-    return pinned in named
+def _is_for(audience: object, pinned: str) -> bool:
+    """Whether the pinned audience is the claim, or one of the claim's list."""
+    return audience == pinned or (isinstance(audience, list) and pinned in audience)
 
 
 def _is_name(value: Any) -> bool:  # Any: decoded JSON
