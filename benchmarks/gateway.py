@@ -103,7 +103,7 @@ async def serve(worker_port: int, *, is_full: bool) -> None:
         ListenConfig(port=0),
         FrontParts(
             picker=real_picker(worker_port) if is_full else OneWorker(worker_port),
-            models=lambda: b"{}",
+            models=lambda _principal: b"{}",
             readiness=lambda: Readiness(is_ready=True),
             clock=SystemClock(),
             dice=random.Random(1),

@@ -7,6 +7,7 @@ Read `gateway/picker.py` for what asks it, `core/routing.py` for how it answers.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trunkline.config import Config, RoutingConfig
@@ -14,11 +15,13 @@ from trunkline.control.discovery import FleetModel
 from trunkline.core.cost import CostModel
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet
-from trunkline.core.identity import ModelIdentity, Namespace, Scope, ScopeKind, derive_namespace
+from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, derive_namespace
 from trunkline.core.profiles import profile_named
 from trunkline.core.routing import Router
 from trunkline.errors import ConfigError
-from trunkline.gateway.picker import FleetPicker, NamespaceSource
+from trunkline.gateway.namespaces import Namespaces
+from trunkline.gateway.picker import FleetPicker
+from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tokenise import PromptTokens
 from trunkline.ports.clock import Clock
 from trunkline.ports.template import ChatTemplate
@@ -34,6 +37,8 @@ class Given:
     root_key: bytes = field(repr=False)
     directory_seed: int = field(repr=False)
     clock: Clock
+    draw: Callable[[int], bytes]
+    """`draw(n)`: n unguessable bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class Core:
     directory: Directory
     fleet: Fleet
     prompts: PromptTokens
-    namespaces: NamespaceSource
+    namespaces: Namespaces
     picker: FleetPicker
     model: FleetModel
 
@@ -67,8 +72,9 @@ def assemble(config: Config, given: Given) -> Core:
         prompts=prompts,
         namespaces=namespaces,
         clock=given.clock,
-        decisions_kept=routing.decisions_kept,
-        shows_decisions=routing.decision_header,
+        receipts=Receipts(
+            kept=routing.decisions_kept, is_told=routing.decision_header, key=given.draw(32)
+        ),
     )
     return Core(
         directory=directory,
@@ -88,20 +94,16 @@ def _cost(routing: RoutingConfig) -> CostModel:
     return CostModel(profile, churn_weight=routing.churn_weight, time_scale=routing.time_scale)
 
 
-def _namespaces(directory: Directory, served: FleetModel, given: Given) -> NamespaceSource:
-    """Namespaces by block size, each known to the directory before anything is under it."""
-    # One tenant until principals are configured.
-    scope = Scope(kind=ScopeKind.TENANT, org="default", tenant="default")
+def _namespaces(directory: Directory, served: FleetModel, given: Given) -> Namespaces:
+    """Namespaces of the served model, each known to the directory before anything is under it."""
 
-    def derive(block_tokens: int) -> Namespace:
+    def derive(scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace:
         identity = ModelIdentity(
             model_id=served.name or "unnamed",  # named before any block of it is: a worker joined
             block_tokens=block_tokens,
             tokenizer_digest=given.tokenizer.digest,
             template_digest=given.template.digest,
         )
-        namespace = derive_namespace(given.root_key, scope, identity)
-        directory.admit_namespace(namespace)
-        return namespace
+        return derive_namespace(given.root_key, scope, identity, epochs)
 
-    return NamespaceSource(derive)
+    return Namespaces(derive, directory, draw=given.draw)

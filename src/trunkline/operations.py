@@ -128,7 +128,7 @@ class Operations:
     ) -> Sequence[Mapping[str, Any]]:
         name = None if worker is None else self._name(worker)
         found: list[Mapping[str, Any]] = []
-        for decision in reversed(self._picker.decisions.values()):
+        for decision in self._picker.receipts.newest_first():
             if len(found) >= limit:
                 break
             if name is None or decision.worker == name or decision.worker.startswith(f"{name}@"):
@@ -136,7 +136,7 @@ class Operations:
         return found
 
     async def decision(self, request_id: str) -> Mapping[str, Any] | None:
-        decision = self._picker.decisions.get(request_id)
+        decision = self._picker.receipts.find(request_id)
         return None if decision is None else decision.as_dict()
 
     # -- heartbeats ------------------------------------------------------------------------------

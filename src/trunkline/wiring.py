@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from trunkline.core.actions import Action
     from trunkline.core.directory import Directory
     from trunkline.core.feed import FeedLimits, WorkerFeed
+    from trunkline.core.principals import Principal
     from trunkline.core.records import WorkerId
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts, Readiness
@@ -183,6 +184,7 @@ def build_core(config: Config, clock: SystemClock) -> Core:
         root_key=read_root_key(model.root_key_file) or secrets.token_bytes(32),
         directory_seed=secrets.randbits(64),
         clock=clock,
+        draw=secrets.token_bytes,
     )
     return assemble(config, given)
 
@@ -196,6 +198,7 @@ def _member_parts(
     from trunkline.control.parts import MemberParts
     from trunkline.control.probe import fetch
     from trunkline.core.feed import WorkerFeed
+    from trunkline.gateway.contracts import OPEN_GRANT
 
     limits = _feed_limits(config.directory)
 
@@ -203,7 +206,7 @@ def _member_parts(
         state = core.fleet.get(worker)
         assert state is not None, f"{worker} has a feed before it is in the fleet"
         # Admitted first, so that what the worker's ring still holds is understood when it comes.
-        core.namespaces.namespace(state.block_tokens)
+        core.namespaces.namespace(OPEN_GRANT, state.block_tokens)
         can_replay = source.replay_endpoint is not None
         return WorkerFeed(
             worker, core.directory, rank=source.rank, can_replay=can_replay, limits=limits
@@ -254,16 +257,21 @@ def _front_parts(
     config: Config, core: Core, membership: Membership, clock: SystemClock
 ) -> FrontParts:
     from trunkline import cli, observe
-    from trunkline.gateway.front import FrontParts, api_key_check
+    from trunkline.gateway.front import FrontParts
+    from trunkline.gateway.tenancy import Tenancy, one_tenant
     from trunkline.operations import readiness_of
 
     def log_request(record: AccessRecord) -> None:
         observe.log.debug("request.finished", **asdict(record))
 
-    def models() -> bytes:
+    def models(principal: Principal) -> bytes:
         row = {"object": "model", "created": 0, "owned_by": "trunkline"}
         row |= {"max_model_len": membership.max_model_len(config.model.max_model_len)}
-        rows = [{"id": name, **row} for name in membership.served_models()]
+        rows = [
+            {"id": name, **row}
+            for name in membership.served_models()
+            if principal.may_use_model(name)
+        ]
         return msgspec.json.encode({"object": "list", "data": rows})
 
     def readiness() -> Readiness:
@@ -282,7 +290,12 @@ def _front_parts(
         vocab_size=core.prompts.vocab_size,
         knows_model=membership.knows_model,
         version=cli.version(),
-        authenticate=api_key_check(config.listen.api_key) if config.listen.api_key else None,
+        tenancy=Tenancy(
+            authenticate=one_tenant(config.listen.api_key),
+            has_lease=lambda: True,
+            session_key=secrets.token_bytes(32),
+            draw=secrets.token_bytes,
+        ),
         # A line costs some 12 us of the hot path: only for those who asked for all there is.
         on_finished=log_request if config.observe.log_level == "debug" else None,
     )

@@ -11,18 +11,21 @@ from typing import Any
 from trunkline.core.cost import CostModel
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
-from trunkline.core.identity import ModelIdentity, Namespace, Scope, ScopeKind, derive_namespace
+from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, derive_namespace
 from trunkline.core.keys import chain
 from trunkline.core.profiles import profile_named
 from trunkline.core.records import BootInstant, Instant, WallTime, WorkerId
 from trunkline.core.routing import Router
 from trunkline.gateway.contracts import (
+    OPEN_GRANT,
     AttemptEnd,
     InferenceRequest,
     Pick,
     Route,
 )
-from trunkline.gateway.picker import FleetPicker, NamespaceSource
+from trunkline.gateway.namespaces import Namespaces
+from trunkline.gateway.picker import FleetPicker
+from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tokenise import PromptTokens
 from trunkline.ports.worker import Endpoint, Target
 
@@ -94,10 +97,9 @@ class Bench:
                 rng=random.Random(5),
             ),
             prompts=PromptTokens(Characters(), Contents(), max_tokens=MAX_TOKENS),
-            namespaces=NamespaceSource(namespace),
+            namespaces=Namespaces(derive, self.directory, draw=bytes),
             clock=self.clock,
-            decisions_kept=8,
-            shows_decisions=True,
+            receipts=Receipts(kept=8, is_told=True, key=bytes(32)),
         )
         for name in names:
             self.join(name)
@@ -146,12 +148,15 @@ class Bench:
             assert state.queue.queue_ms(self.clock.now()) == 0.0
 
 
+def derive(scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace:
+    model = ModelIdentity(model_id="m", block_tokens=block_tokens)
+    return derive_namespace(b"k" * 32, scope, model, epochs)
+
+
 def namespace(block_tokens: int) -> Namespace:
-    return derive_namespace(
-        b"k" * 32,
-        Scope(kind=ScopeKind.TENANT, org="o", tenant="t"),
-        ModelIdentity(model_id="m", block_tokens=block_tokens),
-    )
+    """The one of the open grant, which requests have where nothing else is said."""
+    assert OPEN_GRANT.scope is not None
+    return derive(OPEN_GRANT.scope, OPEN_GRANT.epochs, block_tokens)
 
 
 def request(prompt: Any, *, is_stream: bool = True, body: bytes = b'{"a":1}') -> InferenceRequest:

@@ -318,17 +318,6 @@ def test_the_affinity_hint_is_taken_in_the_documented_order(
     assert take(chat(**fields), headers=headers).session == session
 
 
-def test_a_scope_is_never_widened_and_a_narrower_one_is_not_promised_silently() -> None:
-    for wish in (b"session", b"user", b"NONE"):
-        with pytest.raises(ClientError) as caught:
-            take(chat(), headers={b"x-cache-scope": wish})
-        assert caught.value.refusal.code == "scope_not_offered"
-    for wish in (b"org", b"public", b"tenant", b"public/x", b""):
-        with pytest.raises(ClientError) as caught:
-            take(chat(), headers={b"x-cache-scope": wish})
-        assert caught.value.refusal.status == 403
-
-
 def test_no_refusal_repeats_more_than_64_bytes_of_the_client() -> None:
     secret = "S3CRET" * 40
     for body in (chat(**{secret: 1}), chat(temperature=secret), chat(stop=[secret * 50]),

@@ -91,7 +91,7 @@ def test_c07_ten_thousand_requests_with_failures_leave_nothing_behind() -> None:
     for picked in live:
         bench.picker.ended(picked, FAILED, None)
     bench.assert_clean()
-    assert len(bench.picker.decisions) == 8
+    assert len(bench.picker.receipts) == 8
     sent = sum(bench.told[name, "sent"] for name in (W0, W1))
     ended = sum(count for (_, what), count in bench.told.items() if what != "sent")
     assert sent == ended == 10_000

@@ -310,7 +310,7 @@ async def running(
         ListenConfig(port=0),
         FrontParts(
             picker=picker,
-            models=parts.pop("models", lambda: b'{"object":"list","data":[]}'),
+            models=parts.pop("models", lambda _principal: b'{"object":"list","data":[]}'),
             readiness=parts.pop("readiness", lambda: Readiness(is_ready=True)),
             clock=SystemClock(),
             dice=random.Random(7),

@@ -16,18 +16,25 @@ from scripted import (
     worker,
 )
 
-from trunkline.gateway.front import Readiness, api_key_check
+from trunkline.gateway.front import Readiness
+from trunkline.gateway.tenancy import Tenancy, one_tenant
+
+
+def under_key(api_key: str) -> Tenancy:
+    return Tenancy(
+        authenticate=one_tenant(api_key), has_lease=lambda: True, session_key=bytes(32), draw=bytes
+    )
 
 
 @wire
 async def test_keys_are_asked_for_on_the_api_and_nowhere_else() -> None:
-    check = api_key_check("sk-right")
+    tenancy = under_key("sk-right")
     wrong = ["", "Bearer", "bearer", "Bearer ", "Bearer sk-wrong", "Basic sk-right", "sk-right",
              "Bearer sk-right ' OR 1=1", "Bearer %s%n", "Bearer sk-righ", "Bearer sk-rightx",
              "Bearer \xff"]  # fmt: skip
     async with (
         worker(answering(json_answer())) as w,
-        running(FixedPicker(w), authenticate=check) as gateway,
+        running(FixedPicker(w), tenancy=tenancy) as gateway,
     ):
         shapes: set[tuple[str, ...]] = set()
         for key in wrong:
@@ -131,10 +138,10 @@ async def test_c98_secrets_and_prompts_reach_no_log_and_no_counter() -> None:
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     try:
-        check = api_key_check("sk-MARKED")
+        tenancy = under_key("sk-MARKED")
         async with (
             worker(answering(json_answer())) as w,
-            running(FixedPicker(w), authenticate=check) as gateway,
+            running(FixedPicker(w), tenancy=tenancy) as gateway,
         ):
             body = {**CHAT, "messages": [{"role": "user", "content": "MARKED prompt"}]}
             for raw in (

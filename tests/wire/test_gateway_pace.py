@@ -27,6 +27,7 @@ from scripted import (
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.config import Config, LimitsConfig
+from trunkline.core.principals import Principal
 from trunkline.core.records import WorkerId
 from trunkline.gateway.answers import Answer
 from trunkline.gateway.client import MESSAGES_PER_TURN
@@ -69,9 +70,9 @@ async def test_messages_sent_at_once_are_served_a_few_in_each_turn_of_the_loop()
         front, turn, served = gateway.front, [0], Counter[int]()
         answer = front.local_answer
 
-        def count(local: Local) -> Answer:
+        def count(local: Local, principal: Principal) -> Answer:
             served[turn[0]] += 1
-            return answer(local)
+            return answer(local, principal)
 
         def tick() -> None:
             turn[0] += 1

@@ -8,11 +8,12 @@ it decides from then on is under the new one. Must never: lower a revision or an
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from trunkline.core.identity import Epochs, ScopeKind
+from trunkline.core.identity import Epochs, Scope, ScopeKind
 from trunkline.core.principals import Principal
 
 MAX_SUBJECT_BYTES = 512
@@ -102,17 +103,17 @@ class EpochTable:
         for subject in subjects:
             if subject in self.barred:
                 raise PermissionError(subject.kind.value)
-        epochs = {s.kind.value: self.epochs.get(s, 0) for s in subjects}
-        return Admission(subjects=subjects, epochs=Epochs(**epochs), rev=self.rev)
+        return Admission(subjects=subjects, epochs=self.epochs_of(subjects), rev=self.rev)
+
+    def epochs_of(self, subjects: tuple[Subject, ...]) -> Epochs:
+        """The present epochs of the parts of one scope path."""
+        return Epochs(**{s.kind.value: self.epochs.get(s, 0) for s in subjects})
 
     def is_current(self, admission: Admission) -> bool:
         """Whether nothing that the admission stands on was revoked or invalidated since."""
         if admission.rev == self.rev:
             return True
-        return all(
-            self.epochs.get(subject, 0) == getattr(admission.epochs, subject.kind.value)
-            for subject in admission.subjects
-        )
+        return self.epochs_of(admission.subjects) == admission.epochs
 
     def may_leave(self, admission: Admission) -> bool:
         """Whether output of what was so admitted may go to its client: the exit fence. What was
@@ -148,6 +149,19 @@ def scoped(epochs: Epochs, kind: ScopeKind) -> Epochs:
     counted = _IN_SCOPE[kind] | {"fleet", "model", "adapter"}
     kept = {name.value: getattr(epochs, name.value) for name in SubjectKind}
     return Epochs(**{name: value for name, value in kept.items() if name in counted})
+
+
+def domain_of(scope: Scope, epochs: Epochs) -> bytes:
+    """A short name of all namespaces of one scope under these epochs, whatever the model."""
+    parts = (scope.org, scope.tenant, scope.user, scope.session, scope.public_id)
+    named = framed(scope.kind.value, *parts) + scoped(epochs, scope.kind).packed()
+    return hashlib.blake2b(named, digest_size=16, person=b"domain").digest()
+
+
+def framed(*parts: str) -> bytes:
+    """Parts behind their lengths, so that no two lists of parts look alike."""
+    encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
+    return b"".join(len(part).to_bytes(4, "little") + part for part in encoded)
 
 
 def _subjects_of(principal: Principal, model: str, adapter: str) -> tuple[Subject, ...]:

@@ -54,6 +54,10 @@ class Principal:
     default_scope: ScopeKind = ScopeKind.TENANT
     """By its tenant's policy; ORG only where both the tenant and its organisation opted in."""
 
+    def __hash__(self) -> int:
+        # Of two fields: callers are looked up for each request, and hashing all costs 2 us.
+        return hash((self.tenant, self.actor))
+
     def may_use_model(self, name: str) -> bool:
         return self.models is None or name in self.models
 

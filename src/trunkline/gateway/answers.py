@@ -34,6 +34,8 @@ ECHO_BYTES = 64
 NOT_FOUND = Refusal(status=404, code="not_found", message="there is nothing here")
 """One shape for unknown paths, admin paths and foreign things alike."""
 
+UNREADABLE = Refusal(code="invalid_prompt", message="the prompt cannot be rendered or tokenised")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

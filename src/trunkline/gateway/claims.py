@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 
+from trunkline.core.identity import ScopeKind
 from trunkline.gateway.contracts import ClientError, Refusal
 from trunkline.gateway.head import RequestHead
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _JSON = re.compile(rb"application/json\s*(?:;\s*charset=\"?utf-?8\"?\s*)?", re.IGNORECASE)
 _JSON_LIKE = re.compile(rb"[a-z]+/(?:json|[a-z0-9.+-]+\+json)\s*(?:;.*)?", re.IGNORECASE)
+_SCOPES = {
+    b"user": ScopeKind.USER, b"session": ScopeKind.SESSION, b"none": ScopeKind.NONE,
+}  # fmt: skip
 
 
 def claimed_names(head: RequestHead) -> tuple[str, str]:
@@ -25,6 +29,18 @@ def claimed_names(head: RequestHead) -> tuple[str, str]:
     if _REQUEST_ID.fullmatch(wish) is not None:
         return wish.decode("ascii"), ""
     return "", wish[:64].decode("latin-1").encode("unicode_escape").decode("ascii")[:64]
+
+
+def wished_scope(headers: dict[bytes, bytes]) -> ScopeKind | None:
+    """The narrower scope that the client wishes, if any. Raises ClientError for any other word."""
+    wish = headers.get(b"x-cache-scope")
+    if wish is None:
+        return None
+    kind = _SCOPES.get(wish.lower())
+    if kind is None:
+        text = "x-cache-scope may only narrow sharing: user, session or none"
+        raise ClientError(Refusal(status=403, code="scope_widening", message=text))
+    return kind
 
 
 def check_media(head: RequestHead, *, is_read: bool) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from trunkline.errors import Busy, GatewayError
 from trunkline.gateway.answers import NOT_FOUND, Answer, encode, failed, refused
 from trunkline.gateway.claims import check_media, claimed_names, expects_answer
-from trunkline.gateway.contracts import ClientError, Refusal, Route
+from trunkline.gateway.contracts import EVERYBODY, ClientError, Refusal, Route
 from trunkline.gateway.counters import AccessRecord
 from trunkline.gateway.exchange import Exchange
 from trunkline.gateway.framing import BrokenFraming, ChunkReader
@@ -58,9 +58,9 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body_left", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front", "_head",
-        "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed", "_pieces", "_reader",
-        "_received_bytes", "_request_id", "_route", "_stalled_since_s", "_started_ms", "_state",
-        "_transport", "_written_bytes", "is_paused",
+        "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed", "_pieces", "_principal",
+        "_reader", "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s",
+        "_started_ms", "_state", "_transport", "_written_bytes", "is_paused",
     )  # fmt: skip
 
     def __init__(self, front: Front) -> None:
@@ -72,6 +72,8 @@ class ClientConnection(asyncio.Protocol):
         self._route: Route | Local | None = None
         self._request_id = ""
         self._client_id = ""
+        self._source = ""
+        self._principal = EVERYBODY
         self._pieces: list[bytes] = []
         self._body_left = 0
         self._received_bytes = 0
@@ -134,6 +136,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # asyncio's signature is wider
+        peer = transport.get_extra_info("peername")
+        self._source = str(peer[0]) if peer else ""
         limits = self._front.limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self._deadline_s = self._front.now_s() + limits.header_timeout_ms / 1_000.0
@@ -261,9 +265,8 @@ class ClientConnection(asyncio.Protocol):
         if head.method not in allowed_methods(route):
             text = f"allowed here: {', '.join(allowed_methods(route))}"
             raise ClientError(Refusal(status=405, code="method_not_allowed", message=text))
-        if (not is_local or route is Local.MODELS) and not self._front.authenticates(head.headers):
-            text = "no valid API key"
-            raise ClientError(Refusal(status=401, code="invalid_api_key", message=text))
+        if not is_local or route is Local.MODELS:
+            self._principal = self._front.principal(head.headers, self._source)
         if head.headers.get(b"upgrade", b"h2c").lower() != b"h2c":  # h2c is an offer, not a demand
             raise ClientError(Refusal(code="no_upgrade", message="upgrades are not offered"))
         has_body = head.is_chunked or head.content_length > 0
@@ -341,13 +344,13 @@ class ClientConnection(asyncio.Protocol):
         assert head is not None, "a body without a head"
         assert route is not None, "a body without a route"
         if isinstance(route, Local):
-            self._answer(self._front.local_answer(route))
+            self._answer(self._front.local_answer(route, self._principal))
             return
         try:
             if self._front.is_full():
                 raise Busy("too many requests are in flight")
             request = self._front.intake.request(head, route, body, self._request_id)
-            self._front.require_model(request.model)
+            self._front.admit_request(self._principal, head.headers, request)
         except GatewayError as error:
             answer = failed(error, self._request_id)
             self._front.counters.count_refusal(answer.code)
@@ -441,6 +444,11 @@ class ClientConnection(asyncio.Protocol):
             self._stalled_since_s = now_s
             return False
         return (now_s - self._stalled_since_s) * 1_000.0 > self._front.limits.write_stall_ms
+
+    def fence(self) -> None:
+        """The epochs moved: what runs here may have to end."""
+        if self._exchange is not None:
+            self._exchange.fence()
 
     def stop(self, error: GatewayError) -> None:
         """The front ends: finish what is open with an error, and close."""

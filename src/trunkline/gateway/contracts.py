@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
+from trunkline.core.epochs import Admission, EpochTable, domain_of
+from trunkline.core.identity import Epochs, Scope, ScopeKind
+from trunkline.core.principals import Principal
 from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError
 from trunkline.ports.worker import AttemptEnd as AttemptEnd
@@ -61,6 +64,41 @@ Prompt: TypeAlias = "ChatPrompt | str | array[int]"
 """Messages, a text, or token ids (u32)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What one request runs under; made by the tenancy when it is admitted, shared by many."""
+
+    principal: Principal
+    scope: Scope | None
+    """Whose cache it may use; None where nothing may be reused and nothing kept."""
+    admission: Admission
+    epochs: Epochs
+    """Those that count in `scope`."""
+    domain: bytes
+    """Names the namespaces of `scope` under these epochs; empty for none."""
+    sees_decisions: bool
+    """Whether its answers may tell of workers and of what was predicted."""
+
+    def unshared(self) -> Grant:
+        """The same caller, with nothing to reuse and nothing to keep."""
+        return replace(self, scope=None, epochs=Epochs(), domain=b"")
+
+
+EVERYBODY = Principal(org="default", tenant="default", actor="everybody", auth_method="off")
+"""The one caller there is where nobody is asked who they are."""
+
+_OPEN_SCOPE = Scope(kind=ScopeKind.TENANT, org=EVERYBODY.org, tenant=EVERYBODY.tenant)
+
+OPEN_GRANT = Grant(
+    principal=EVERYBODY,
+    scope=_OPEN_SCOPE,
+    admission=EpochTable().admit(EVERYBODY, ""),
+    epochs=Epochs(),
+    domain=domain_of(_OPEN_SCOPE, Epochs()),
+    sees_decisions=True,
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest:
     """One accepted request. `body` is what the client sent, less what is never forwarded."""
@@ -70,11 +108,14 @@ class InferenceRequest:
     method: str
     path: str
     body: bytes = field(repr=False)
+    grant: Grant = OPEN_GRANT
     model: str = ""
     is_stream: bool = False
     prompt: Prompt | None = field(default=None, repr=False)
     """None where nothing is known of the prompt: routed by load alone."""
     max_tokens: int | None = None
+    began_session: str = ""
+    """A session that began with this request: its name is told in the answer."""
     session: str | None = None
     """Affinity hint of the client, inside its own namespace; never identity."""
     is_object: bool = False

@@ -18,17 +18,16 @@ from collections.abc import Awaitable
 from trunkline import observe
 from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
-from trunkline.gateway.answers import error_event
+from trunkline.gateway.answers import UNREADABLE, error_event
 from trunkline.gateway.contracts import (
     AttemptEnd,
     ClientError,
     InferenceRequest,
     Pick,
-    Refusal,
     Route,
 )
 from trunkline.gateway.framing import BrokenFraming
-from trunkline.gateway.head import AnswerHead, BrokenAnswer, parse_answer
+from trunkline.gateway.head import AnswerHead, BrokenAnswer, final_head
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
 from trunkline.gateway.phases import (
     ANSWERING,
@@ -39,18 +38,15 @@ from trunkline.gateway.phases import (
     WAITING,
     overdue,
 )
-from trunkline.gateway.relay import REST, Relay, rewrite
+from trunkline.gateway.relay import REST, Relay, own_lines, rewrite
 from trunkline.gateway.retry import backoff_ms
 from trunkline.gateway.upstream import WorkerConnection, request_head
 
-_MAX_ANSWER_HEAD_BYTES = 64 << 10
 _RETRYABLE = frozenset({502, 503, 504})
 
 
 class Exchange:
-    """See the module. The client's connection owns it; worker connections call `received` and
-    `lost`.
-    """
+    """See the module. Worker connections call `received` and `lost`, the client's all the rest."""
 
     __slots__ = (
         "_attempts", "_buffer", "_client", "_first_error", "_has_answer_bytes", "_has_first_token",
@@ -156,8 +152,7 @@ class Exchange:
         elif isinstance(error, GatewayError):
             self._refuse(error)
         else:
-            text = "the prompt cannot be rendered or tokenised"
-            self._refuse(ClientError(Refusal(code="invalid_prompt", message=text)))
+            self._refuse(ClientError(UNREADABLE))
 
     def _picked(self, pick: Pick) -> None:
         assert self._pick is None, "a pick before the last one ended"
@@ -210,6 +205,9 @@ class Exchange:
         """Bytes of the worker whose turn it is."""
         relay = self._relay
         try:
+            if (objection := self._line.objection(self._request.grant)) is not None:
+                self._fence_off(objection)
+                return
             if relay is None:
                 self._receive_head(data)
                 return
@@ -246,25 +244,15 @@ class Exchange:
     def _receive_head(self, data: bytes) -> None:
         self._has_answer_bytes = True
         raw = self._buffer + data if self._buffer else data
-        while True:
-            end = raw.find(b"\r\n\r\n")
-            if end < 0:
-                self._buffer = raw
-                if len(raw) > _MAX_ANSWER_HEAD_BYTES:
-                    self._attempt_failed(WorkerLost("the worker's answer has no end of its head"))
-                return
-            try:
-                head = parse_answer(raw[: end + 4])
-            except BrokenAnswer as error:
-                self._attempt_failed(WorkerLost(str(error)))
-                return
-            raw = raw[end + 4 :]
-            if head.status == 101:
-                self._attempt_failed(WorkerLost("the worker switched protocols unasked"))
-                return
-            if head.status >= 200:
-                self._has_head(head, raw)
-                return
+        try:
+            found = final_head(raw)
+        except BrokenAnswer as error:
+            self._attempt_failed(WorkerLost(str(error)))
+            return
+        if found is None:
+            self._buffer = raw
+        else:
+            self._has_head(*found)
 
     def _has_head(self, head: AnswerHead, body: bytes) -> None:
         link = self._link
@@ -290,12 +278,9 @@ class Exchange:
         self._status = head.status
         self._is_link_reusable = head.keeps_alive
         relay = self._relay = Relay(client, head, takes_chunks=client.takes_chunks)
-        own = f"x-request-id: {self._request.request_id}\r\n"
         pick = self._pick
-        if pick is not None and pick.decision_header:
-            own += f"x-trunkline-decision: {pick.decision_header}\r\n"
         try:
-            out = rewrite(head, relay, own.encode("latin-1"), closes=client.closes)
+            out = rewrite(head, relay, own_lines(self._request, pick), closes=client.closes)
             is_over = relay.begin(out, body)
         except (BrokenAnswer, BrokenFraming) as error:
             self._relay = None  # nothing was written yet
@@ -388,29 +373,43 @@ class Exchange:
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
         self._finish(499, "client_gone", Ending.CLOSE)
 
+    def fence(self) -> None:
+        """What this request was admitted under may have changed: end it here if it has to."""
+        objection = self._line.objection(self._request.grant)
+        if objection is not None and self._phase is not DONE:
+            self._fence_off(objection)
+
+    def _fence_off(self, objection: GatewayError) -> None:
+        """Nothing of this attempt may go out any more. Where only reuse is in doubt and nothing has
+        gone out, it is computed anew without.
+        """
+        if self._relay is not None or not objection.retryable:
+            self._end_early(objection)
+            return
+        self._drop_link()
+        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
+        self._request.grant = self._request.grant.unshared()
+        self._retry_later()
+
     def stop(self, error: GatewayError) -> None:
         """The gateway ends it: a shutdown whose grace is over."""
-        if self._phase is DONE:
-            return
-        if self._phase is ANSWERING:
+        if self._phase is not DONE:
+            self._end_early(error)
+
+    def _bug(self, error: Exception) -> None:
+        """An error that nobody foresaw ends this request alone, and with an answer."""
+        self._count_bug(error)
+        if self._phase is not DONE:
+            self._end_early(GatewayError("the gateway failed to serve this request"))
+
+    def _end_early(self, error: GatewayError) -> None:
+        """End with an error that is not the worker's."""
+        if self._relay is not None:
             self._broken(error, AttemptEnd.CLIENT_GONE)
             return
         self._drop_link()
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
         self._refuse(error)
-
-    def _bug(self, error: Exception) -> None:
-        """An error that nobody foresaw ends this request alone, and with an answer."""
-        self._count_bug(error)
-        if self._phase is DONE:
-            return
-        ours = GatewayError("the gateway failed to serve this request")
-        if self._relay is not None:
-            self._broken(ours, AttemptEnd.CLIENT_GONE)
-            return
-        self._drop_link()
-        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
-        self._refuse(ours)
 
     def _count_bug(self, error: Exception) -> None:
         self._line.counters.bugs += 1

@@ -7,7 +7,6 @@ timer of its own: one sweep, a few times a second, looks at all that is open. Re
 from __future__ import annotations
 
 import asyncio
-import hmac
 import random
 import ssl
 from collections.abc import Callable, Coroutine
@@ -17,15 +16,25 @@ from typing import Any, Literal
 import msgspec
 
 from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
+from trunkline.core.principals import Principal
 from trunkline.errors import NoWorker
 from trunkline.gateway.answers import Answer, unknown_model
+from trunkline.gateway.claims import wished_scope
 from trunkline.gateway.client import ClientConnection
-from trunkline.gateway.contracts import ClientError, Picker
+from trunkline.gateway.contracts import (
+    EVERYBODY,
+    ClientError,
+    Grant,
+    InferenceRequest,
+    Picker,
+    Refusal,
+)
 from trunkline.gateway.counters import AccessRecord, Counters
 from trunkline.gateway.intake import Intake
 from trunkline.gateway.line import Line
 from trunkline.gateway.retry import RetryBudget
 from trunkline.gateway.routes import Local
+from trunkline.gateway.tenancy import Tenancy
 from trunkline.gateway.upstream import WorkerPool
 from trunkline.ports.clock import Clock
 
@@ -33,9 +42,6 @@ SWEEP_MS = 250
 LAST_WORDS_S = 0.25
 """How long a client may take to fetch the error that ends its stream."""
 _BACKLOG = 4_096
-
-Authenticate = Callable[[bytes], bool]
-"""Whether this Authorization header (empty where there was none) may use the API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +60,8 @@ class FrontParts:
     """What a front is built from."""
 
     picker: Picker
-    models: Callable[[], bytes]
-    """The body of `/v1/models`."""
+    models: Callable[[Principal], bytes]
+    """The body of `/v1/models` for one caller."""
     readiness: Callable[[], Readiness]
     clock: Clock
     """For what is reported. Deadlines go by the loop's own, coarser time."""
@@ -72,23 +78,12 @@ class FrontParts:
     """Whether a worker serves the model of this name; asked for each request that names one. None,
     and a fleet of which nothing is known yet, take every name.
     """
-    authenticate: Authenticate | None = None
+    tenancy: Tenancy | None = None
+    """Who callers are and what they may; None serves everybody as one tenant."""
     on_finished: Callable[[AccessRecord], None] | None = None
     tls: ssl.SSLContext | None = None
     """For workers reached by https; None takes the system's authorities."""
     sweep_ms: int = SWEEP_MS
-
-
-def api_key_check(api_key: str) -> Authenticate:
-    """One bearer key for everybody, compared in constant time. The scheme's case means nothing."""
-    wanted = api_key.encode()
-
-    def check(given: bytes) -> bool:
-        scheme, _, key = given.partition(b" ")
-        is_same = hmac.compare_digest(key.lstrip(b" "), wanted)
-        return is_same and scheme.lower() == b"bearer"
-
-    return check
 
 
 class Front:
@@ -123,6 +118,7 @@ class Front:
             picker=parts.picker,
             pool=self.pool,
             budget=RetryBudget(parts.retry),
+            objection=_no_objection if parts.tenancy is None else parts.tenancy.objection,
             upstream=parts.upstream,
             retry=parts.retry,
             counters=self.counters,
@@ -187,15 +183,32 @@ class Front:
         busy_count = counters.active_requests + counters.late_picks
         return busy_count >= self.limits.max_concurrent_requests
 
-    def authenticates(self, headers: dict[bytes, bytes]) -> bool:
-        check = self._parts.authenticate
-        return check is None or check(headers.get(b"authorization", b""))
+    def principal(self, headers: dict[bytes, bytes], source: str) -> Principal:
+        """Who is asking. Raises ClientError."""
+        tenancy = self._parts.tenancy
+        if tenancy is None:
+            return EVERYBODY
+        return tenancy.principal(headers.get(b"authorization", b""), source)
 
-    def require_model(self, name: str) -> None:
-        """Raises ClientError for a model that no worker serves."""
+    def admit_request(
+        self, principal: Principal, headers: dict[bytes, bytes], request: InferenceRequest
+    ) -> None:
+        """Give the request its grant. Raises ClientError for what it may not ask for."""
         knows = self._parts.knows_model
-        if knows is not None and name and not knows(name):
-            raise ClientError(unknown_model(name))
+        if knows is not None and request.model and not knows(request.model):
+            raise ClientError(unknown_model(request.model))
+        wish = wished_scope(headers)
+        tenancy = self._parts.tenancy
+        if tenancy is not None:
+            tenancy.admit_request(principal, request, wish, headers.get(b"x-trunkline-session"))
+        elif wish is not None:
+            text = "x-cache-scope is not offered: this gateway serves one tenant"
+            raise ClientError(Refusal(code="scope_not_available", message=text))
+
+    def fence(self) -> None:
+        """The epochs moved: end what runs under what was revoked, before anything more goes out."""
+        for client in list(self._clients):
+            client.fence()
 
     def new_request_id(self) -> str:
         return self._parts.dice.randbytes(16).hex()
@@ -209,10 +222,10 @@ class Front:
         if self._parts.on_finished is not None:
             self._parts.on_finished(record)
 
-    def local_answer(self, local: Local) -> Answer:
+    def local_answer(self, local: Local, principal: Principal) -> Answer:
         match local:
             case Local.MODELS:
-                return Answer(status=200, body=self._parts.models())
+                return Answer(status=200, body=self._parts.models(principal))
             case Local.HEALTH | Local.LIVENESS:
                 return Answer(status=200, body=b'{"status":"ok"}')
             case Local.VERSION:
@@ -259,6 +272,10 @@ class Front:
             client.check(now_s)
         self.pool.sweep(now_s)
         self._sweep_timer = self._loop.call_later(self._parts.sweep_ms / 1_000.0, self._sweep)
+
+
+def _no_objection(_grant: Grant) -> None:
+    """Where everybody is one tenant, nothing is ever revoked."""
 
 
 async def serve_front(listen: ListenConfig, parts: FrontParts) -> Front:

@@ -24,6 +24,10 @@ _SINGLE = frozenset({
 })  # fmt: skip
 
 
+MAX_ANSWER_HEAD_BYTES = 64 << 10
+"""Most bytes of a worker's heads, interim ones included."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestHead:
     """A client's head. Header names are in lower case; repeated lines are joined with a comma."""
@@ -143,6 +147,23 @@ def parse_answer(raw: bytes) -> AnswerHead:
         status=status, reason=reason, passed=passed, content_length=length, is_chunked=is_chunked,
         keeps_alive=keeps_alive, is_event_stream=_is_event_stream(told),
     )  # fmt: skip
+
+
+def final_head(raw: bytes) -> tuple[AnswerHead, bytes] | None:
+    """The first head in `raw` that is no interim one, and what stands behind it; None while it is
+    not whole. Raises BrokenAnswer.
+    """
+    rest = raw
+    while (end := rest.find(b"\r\n\r\n")) >= 0:
+        head = parse_answer(rest[: end + 4])
+        rest = rest[end + 4 :]
+        if head.status == 101:
+            raise BrokenAnswer("the worker switched protocols unasked")
+        if head.status >= 200:
+            return head, rest
+    if len(raw) > MAX_ANSWER_HEAD_BYTES:
+        raise BrokenAnswer("the worker's answer has no end of its head")
+    return None
 
 
 def _reread(raw: bytes) -> tuple[dict[bytes, bytes], bytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from typing import Any, NoReturn
+from typing import Any
 
 from trunkline.gateway.answers import quoted
 from trunkline.gateway.claims import is_json
@@ -89,9 +89,6 @@ class Intake:
         self, head: RequestHead, route: Route, body: bytes, request_id: str
     ) -> InferenceRequest:
         """The request in a whole message whose head was accepted. Raises ClientError."""
-        scope = head.headers.get(b"x-cache-scope")
-        if scope is not None:
-            _refuse_scope(scope)
         request = InferenceRequest(
             request_id=request_id,
             route=route,
@@ -319,15 +316,6 @@ def find_forbidden(value: Any, depth_left: int) -> str | None:  # any decoded JS
 def _refuse_nested(nested: str | None) -> None:
     if nested is not None:
         raise _bad(nested, "is not taken from clients, at any nesting", "forbidden_field")
-
-
-def _refuse_scope(scope: bytes) -> NoReturn:
-    """Widening is forbidden; narrowing cannot be kept yet, and is not promised silently."""
-    if scope.strip().lower() not in {b"user", b"session", b"none"}:
-        text = "x-cache-scope may only narrow sharing: user, session or none"
-        raise ClientError(Refusal(status=403, code="scope_widening", message=text))
-    text = "x-cache-scope is not offered: this gateway serves one tenant, without users or sessions"
-    raise ClientError(Refusal(code="scope_not_offered", message=text))
 
 
 def _header_hint(headers: dict[bytes, bytes]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trunkline.config import RetryConfig, UpstreamConfig
 from trunkline.errors import GatewayError
-from trunkline.gateway.contracts import Picker
+from trunkline.gateway.contracts import Grant, Picker
 from trunkline.gateway.counters import Counters
 from trunkline.gateway.retry import RetryBudget
 from trunkline.gateway.upstream import WorkerPool
@@ -73,6 +73,8 @@ class Line:
     picker: Picker
     pool: WorkerPool
     budget: RetryBudget
+    objection: Callable[[Grant], GatewayError | None]
+    """Why output under a grant must not go out now; asked in the step that writes it."""
     upstream: UpstreamConfig
     retry: RetryConfig
     counters: Counters

@@ -11,21 +11,22 @@ from __future__ import annotations
 import base64
 import hashlib
 from array import array
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from trunkline.core.cost import calibrate
 from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
-from trunkline.core.identity import DIGEST_BYTES, Namespace
+from trunkline.core.identity import DIGEST_BYTES
 from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
 from trunkline.errors import NoWorker
-from trunkline.gateway.contracts import InferenceRequest, Pick
+from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
 from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
+from trunkline.gateway.namespaces import Namespaces
+from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tickets import Ticket, Tickets
 from trunkline.gateway.tokenise import PromptTokens, too_long
 from trunkline.ports.clock import Clock
@@ -56,21 +57,6 @@ class Accounts:
     lookup: Histogram = field(default_factory=lambda: Histogram(LOOKUP_SECONDS))
 
 
-class NamespaceSource:
-    """Namespaces of the principals served. One tenant until principals are configured."""
-
-    def __init__(self, derive: Callable[[int], Namespace]) -> None:
-        """`derive(block_tokens)` makes the namespace for workers of that block size."""
-        self._derive = derive
-        self._known: dict[int, Namespace] = {}
-
-    def namespace(self, block_tokens: int) -> Namespace:
-        known = self._known.get(block_tokens)
-        if known is None:
-            known = self._known[block_tokens] = self._derive(block_tokens)
-        return known
-
-
 class FleetPicker:
     """The `Picker` of the data plane, over one fleet and one directory."""
 
@@ -81,21 +67,18 @@ class FleetPicker:
         directory: Directory,
         router: Router,
         prompts: PromptTokens,
-        namespaces: NamespaceSource,
+        namespaces: Namespaces,
         clock: Clock,
-        decisions_kept: int,
-        shows_decisions: bool,
+        receipts: Receipts,
     ) -> None:
         self.accounts = Accounts()
-        self.decisions: OrderedDict[str, Decision] = OrderedDict()
+        self.receipts = receipts
         self._fleet = fleet
         self._directory = directory
         self._router = router
         self._prompts = prompts
         self._namespaces = namespaces
         self._clock = clock
-        self._decisions_kept = decisions_kept
-        self._shows_decisions = shows_decisions
         self._targets: dict[WorkerId, Target] = {}
         self._tickets = Tickets()
         self._max_tokens: int | None = None
@@ -173,13 +156,15 @@ class FleetPicker:
             if self._max_tokens is not None and len(tokens) > self._max_tokens:
                 raise too_long(request.prompt, len(tokens), self._max_tokens)
             request.prompt = tokens  # a second attempt does not tokenise again
-        chains = self._chains(tokens)
+        chains = self._chains(request.grant, tokens)
         decision = self._router.route(
             RouteRequest(
                 request_id=request.request_id,
                 prompt_tokens=0 if tokens is None else len(tokens) + request.further_tokens,
-                matched_tokens=None if tokens is None else self._matched(tokens, chains),
-                home_key=_home_key(chains) or _session_key(request.session),
+                matched_tokens=None
+                if tokens is None or not chains
+                else self._matched(tokens, chains),
+                home_key=_home_key(chains) or _session_key(request),
             ),
             now=now,
             boot=self._clock.boot(),
@@ -189,17 +174,21 @@ class FleetPicker:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
         return self._commit(request, decision, chains, now)
 
-    def _chains(self, tokens: array[int] | None) -> dict[int, KeyChain]:
-        """One chain for each block size in the fleet; nearly always one."""
-        if tokens is None:
-            return {}
-        sizes = self._fleet.block_sizes()
-        return {size: chain(self._namespaces.namespace(size), tokens) for size in sizes}
-
-    def _matched(self, tokens: array[int], chains: dict[int, KeyChain]) -> list[int]:
-        """Leading tokens at each slot. The last token is always computed, so the whole never
-        matches.
+    def _chains(self, grant: Grant, tokens: array[int] | None) -> dict[int, KeyChain]:
+        """One chain for each block size in the fleet, nearly always one; none where nothing may be
+        reused.
         """
+        if tokens is None or grant.scope is None:
+            return {}
+        of_size = ((b, self._namespaces.namespace(grant, b)) for b in self._fleet.block_sizes())
+        return {b: chain(namespace, tokens) for b, namespace in of_size if namespace is not None}
+
+    def _matched(self, tokens: array[int], chains: dict[int, KeyChain]) -> list[int] | None:
+        """Leading tokens at each slot; None where nothing may be reused. The last token is always
+        computed, so the whole never matches.
+        """
+        if not chains:
+            return None
         started = self._clock.now()
         merged: list[int] = []
         for block_tokens, keys in chains.items():
@@ -238,7 +227,7 @@ class FleetPicker:
             endpoint=target.endpoint,
             body=self._body(request, state, keys, target),
             headers=target.headers,
-            decision_header=decision.compact() if self._shows_decisions else "",
+            decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
         )
         self._charge(ticket, now)
@@ -267,10 +256,16 @@ class FleetPicker:
     def _body(
         self, request: InferenceRequest, state: WorkerState, keys: KeyChain | None, target: Target
     ) -> bytes:
-        """What is sent: anything that may be computed on bears our salt."""
-        if keys is None and not request.is_object:
-            return request.body
-        return _salted(request.body, self._namespaces.namespace(state.block_tokens), keys, target)
+        """What is sent: anything that may be computed on bears our salt. Raises ClientError for
+        what cannot bear it, where there is more than one tenant.
+        """
+        if keys is not None or request.is_object:
+            salt = self._namespaces.salt(request.grant, state.block_tokens)
+            return _salted(request.body, salt, keys, target)
+        if request.body and request.grant.principal.auth_method != "off":
+            text = "where tenants are kept apart, this path takes JSON objects only"
+            raise ClientError(Refusal(status=415, code="unsalted_body", message=text))
+        return request.body
 
     def _remember(self, decision: Decision) -> None:
         accounts = self.accounts
@@ -280,11 +275,7 @@ class FleetPicker:
         reason = decision.reason.value
         accounts.reasons[reason] = accounts.reasons.get(reason, 0) + 1
         accounts.selections[decision.worker] = accounts.selections.get(decision.worker, 0) + 1
-        if self._decisions_kept:
-            self.decisions.pop(decision.request_id, None)
-            self.decisions[decision.request_id] = decision
-            if len(self.decisions) > self._decisions_kept:
-                self.decisions.popitem(last=False)
+        self.receipts.add(decision)
 
     def _retract(self, ticket: Ticket, keys: KeyChain) -> None:
         """Nobody is to expect what this attempt did not fill, but for what others there will fill
@@ -331,20 +322,21 @@ def _home_key(chains: dict[int, KeyChain]) -> bytes | None:
     return None
 
 
-def _session_key(session: str | None) -> bytes | None:
+def _session_key(request: InferenceRequest) -> bytes | None:
     """Where nothing can be told from the prompt, a session keeps to its own two homes."""
-    if session is None:
+    if request.session is None:
         return None
-    return hashlib.blake2b(session.encode(), digest_size=32, person=b"session").digest()
+    named = request.grant.domain + request.session.encode()
+    return hashlib.blake2b(named, digest_size=32, person=b"session").digest()
 
 
-def _salted(body: bytes, namespace: Namespace, keys: KeyChain | None, target: Target) -> bytes:
+def _salted(body: bytes, salt: str, keys: KeyChain | None, target: Target) -> bytes:
     """The body with our salt in front (and the labels that a digest-mode worker reports back).
 
     `intake.py` has removed whatever the client wrote there, and guarantees a JSON object.
     """
     start = body.index(b"{") + 1
-    ours = b'"cache_salt":"' + namespace.salt.encode("ascii") + b'"'
+    ours = b'"cache_salt":"' + salt.encode("ascii") + b'"'
     if keys is not None and target.wants_checkpoints:
         labels = ",".join(
             f'[{tokens},"{base64.b64encode(key).decode("ascii")}"]'

@@ -12,6 +12,7 @@ import re
 from enum import Enum
 from typing import Protocol
 
+from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.framing import ChunkReader
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
 
@@ -257,6 +258,16 @@ def rewrite(head: AnswerHead, relay: Relay, own: bytes, *, closes: bool) -> byte
     end = b"connection: close\r\n\r\n" if closes or relay.ends_by_closing else b"\r\n"
     first = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)
     return b"".join((first, head.passed, framing, own, end))
+
+
+def own_lines(request: InferenceRequest, pick: Pick | None) -> bytes:
+    """What we say ourselves in the head of an answer."""
+    own = f"x-request-id: {request.request_id}\r\n"
+    if pick is not None and pick.decision_header:
+        own += f"x-trunkline-decision: {pick.decision_header}\r\n"
+    if request.began_session:
+        own += f"x-trunkline-session: {request.began_session}\r\n"
+    return own.encode("latin-1")
 
 
 def _framing(head: AnswerHead, *, takes_chunks: bool) -> Framing:

@@ -1,0 +1,210 @@
+"""Under whose name a request runs: who asks, what it may reuse, and whether its answer may go out.
+
+The gateway is one holder of the fleet's epochs among others. This is its table, its lease, and the
+grants it gave under them. A grant is made once for each caller, model and scope, and is dropped
+when the table moves. Must never: take anything of a grant from a client but a wish to narrow, or
+let a decision that was made under one table outlive it. Read `namespaces.py` next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trunkline.core.epochs import EpochTable, domain_of, framed, scoped
+from trunkline.core.identity import Epochs, ScopeKind
+from trunkline.core.principals import Principal, Role, narrowed
+from trunkline.errors import GatewayError
+from trunkline.gateway.contracts import EVERYBODY, ClientError, Grant, InferenceRequest, Refusal
+
+MAX_GRANTS = 65_536
+_SESSION_BYTES = 16
+_SESSION_TEXT = 2 * 2 * _SESSION_BYTES
+
+
+class Revoked(GatewayError):
+    """What the request was admitted under was revoked since."""
+
+    status = 403
+    kind = "permission_error"
+    code = "access_revoked"
+
+
+class LeaseLost(GatewayError):
+    """The gateway cannot know whether what was reused may still be: the answer cannot go on."""
+
+    status = 503
+    kind = "unavailable"
+    code = "reuse_lease_lost"
+    retryable = True
+
+
+Authenticate = Callable[[bytes, str], Principal]
+"""(Authorization header, source address) -> who that is. Raises ClientError."""
+
+
+def one_tenant(api_key: str) -> Authenticate:
+    """Everybody is one tenant: whoever has the key, or, with an empty one, whoever comes."""
+    wanted = api_key.encode()
+
+    def authenticate(authorization: bytes, _source: str) -> Principal:
+        scheme, _, key = authorization.partition(b" ")
+        is_same = hmac.compare_digest(key.lstrip(b" "), wanted)
+        if wanted and not (is_same and scheme.lower() == b"bearer"):
+            refusal = Refusal(status=401, code="invalid_api_key", message="no valid API key")
+            raise ClientError(refusal)
+        return EVERYBODY
+
+    return authenticate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What an authenticated request asks for, as far as its grant goes."""
+
+    principal: Principal
+    model: str
+    wish: ScopeKind | None = None
+    """The narrower scope it wishes; None for the default of its tenant."""
+    session: str = ""
+    """A session that `begin_session` named, already checked."""
+
+
+class Tenancy:
+    """See the module. One a gateway; belongs to its event loop."""
+
+    def __init__(
+        self,
+        *,
+        authenticate: Authenticate,
+        has_lease: Callable[[], bool],
+        session_key: bytes,
+        draw: Callable[[int], bytes],
+    ) -> None:
+        """`has_lease` says whether the table may be believed now; `session_key` (32 bytes) binds
+        sessions to their users; `draw(n)` gives n unguessable bytes.
+        """
+        self._authenticate = authenticate
+        self._has_lease = has_lease
+        self._session_key = session_key
+        self._draw = draw
+        self._table = EpochTable()
+        self._grants: OrderedDict[Asked, Grant] = OrderedDict()
+
+    @property
+    def table(self) -> EpochTable:
+        return self._table
+
+    def swap(self, table: EpochTable) -> None:
+        """From here on everything is decided under `table`. Raises ValueError for an older one."""
+        if table.rev < self._table.rev:
+            raise ValueError(f"revision {table.rev} is older than {self._table.rev}")
+        self._table = table
+        self._grants.clear()
+
+    def principal(self, authorization: bytes, source: str) -> Principal:
+        """Raises ClientError, of one shape for every cause."""
+        return self._authenticate(authorization, source)
+
+    def admit(self, asked: Asked) -> Grant:
+        """What the request runs under. Without a lease it runs, and reuses and keeps nothing.
+
+        Raises ClientError for what is barred, a model that the caller may not use, a wider scope,
+        or one it has no part for.
+        """
+        grant = self._grants.get(asked)
+        if grant is None:
+            grant = self._grants[asked] = self._grant(asked)
+            if len(self._grants) > MAX_GRANTS:
+                self._grants.popitem(last=False)
+        return grant if grant.scope is None or self._has_lease() else grant.unshared()
+
+    def admit_request(
+        self,
+        principal: Principal,
+        request: InferenceRequest,
+        wish: ScopeKind | None,
+        session: bytes | None,
+    ) -> None:
+        """Give a request its grant, and where it wishes a session and names none, a session."""
+        known = ""
+        if wish is ScopeKind.SESSION:
+            if session is None:
+                request.began_session = self.begin_session(principal)
+                known = request.began_session[: 2 * _SESSION_BYTES]
+            else:
+                known = self.session(principal, session.decode("latin-1"))
+        request.grant = self.admit(
+            Asked(principal=principal, model=request.model, wish=wish, session=known)
+        )
+
+    def objection(self, grant: Grant) -> GatewayError | None:
+        """Why output under this grant must not go out now; None where it may. Asked in the same
+        step as each write.
+        """
+        if not self._table.may_leave(grant.admission):
+            return Revoked("the access this request ran under was revoked")
+        if grant.scope is not None and not self._has_lease():
+            return LeaseLost("the gateway lost its lease; ask again")
+        return None
+
+    # -- sessions --------------------------------------------------------------------------------
+
+    def begin_session(self, principal: Principal) -> str:
+        """The name of a new session of this caller: unguessable, and worth nothing to another."""
+        nonce = self._draw(_SESSION_BYTES).hex()
+        return nonce + self._bound(principal, nonce)
+
+    def session(self, principal: Principal, given: str) -> str:
+        """The session that `given` names. Raises ClientError where it is not this caller's."""
+        nonce = given[: 2 * _SESSION_BYTES]
+        bound = self._bound(principal, nonce)
+        if len(given) != _SESSION_TEXT or not hmac.compare_digest(
+            given.encode("utf-8", "replace"), (nonce + bound).encode("utf-8", "replace")
+        ):
+            text = "x-trunkline-session is no session of this caller"
+            raise ClientError(Refusal(status=403, code="unknown_session", message=text))
+        return nonce
+
+    def _bound(self, principal: Principal, nonce: str) -> str:
+        owner = framed(principal.org, principal.tenant, principal.user, nonce)
+        made = hashlib.blake2b(
+            owner, digest_size=_SESSION_BYTES, key=self._session_key, person=b"session"
+        )
+        return made.hexdigest()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _grant(self, asked: Asked) -> Grant:
+        principal = asked.principal
+        if not principal.may_use_model(asked.model):
+            text = "this model is not served to this caller"
+            raise ClientError(
+                Refusal(status=404, code="model_not_found", message=text, param="model")
+            )
+        try:
+            admission = self._table.admit(principal, asked.model)
+            scope = narrowed(principal, asked.wish, asked.session)
+        except PermissionError as error:
+            raise _forbidden(asked, error) from error
+        except ValueError as error:
+            raise ClientError(Refusal(code="scope_not_available", message=str(error))) from error
+        return Grant(
+            principal=principal,
+            scope=scope,
+            admission=admission,
+            epochs=Epochs() if scope is None else scoped(admission.epochs, scope.kind),
+            domain=b"" if scope is None else domain_of(scope, admission.epochs),
+            sees_decisions=principal.auth_method == "off" or Role.FLEET_OPERATOR in principal.roles,
+        )
+
+
+def _forbidden(asked: Asked, error: PermissionError) -> ClientError:
+    if asked.wish is not None and "wider" in str(error):
+        text = "x-cache-scope may only narrow sharing: user, session or none"
+        return ClientError(Refusal(status=403, code="scope_widening", message=text))
+    text = "access was revoked; ask your operator"
+    return ClientError(Refusal(status=403, code="access_revoked", message=text))

@@ -1,0 +1,222 @@
+"""Grants: what a caller runs under, and how long that holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from trunkline.core.epochs import EpochTable, Subject, SubjectKind
+from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, ScopeKind
+from trunkline.core.identity import derive_namespace as derived
+from trunkline.core.principals import Principal, Role
+from trunkline.core.records import NamespaceTag
+from trunkline.gateway import tenancy as module
+from trunkline.gateway.contracts import ClientError
+from trunkline.gateway.namespaces import Namespaces
+from trunkline.gateway.tenancy import Asked, LeaseLost, Revoked, Tenancy
+
+ALICE = Principal(org="o1", tenant="t1", user="alice", actor="k1", auth_method="key")
+BOB = replace(ALICE, user="bob", actor="k2")
+OTHER = Principal(org="o1", tenant="t2", user="alice", actor="k3", auth_method="key")
+TENANT = Subject(kind=SubjectKind.TENANT, path="t1")
+
+
+class Desk:
+    """A tenancy whose lease is a switch."""
+
+    def __init__(self) -> None:
+        self.has_lease = True
+        self.drawn = 0
+        self.tenancy = Tenancy(
+            authenticate=lambda _given, _source: ALICE,
+            has_lease=lambda: self.has_lease,
+            session_key=b"s" * 32,
+            draw=self.draw,
+        )
+
+    def draw(self, count: int) -> bytes:
+        self.drawn += 1
+        return self.drawn.to_bytes(count, "little")
+
+
+def asked(who: Principal = ALICE, wish: ScopeKind | None = None, session: str = "") -> Asked:
+    return Asked(principal=who, model="m", wish=wish, session=session)
+
+
+def test_a_grant_is_made_once_and_dropped_when_the_table_moves() -> None:
+    desk = Desk()
+    first = desk.tenancy.admit(asked())
+
+    assert desk.tenancy.admit(asked()) is first
+    desk.tenancy.swap(EpochTable().raised(TENANT, 1, rev=1, bars=False))
+    second = desk.tenancy.admit(asked())
+
+    assert second.domain != first.domain
+    assert second.epochs == Epochs(tenant=1)
+
+
+def test_a_table_never_goes_back() -> None:
+    desk = Desk()
+    newer = EpochTable().advanced(rev=1)
+    desk.tenancy.swap(newer)
+
+    with pytest.raises(ValueError, match="older"):
+        desk.tenancy.swap(EpochTable())
+    assert desk.tenancy.table is newer
+
+
+def test_every_scope_has_a_domain_of_its_own() -> None:
+    desk = Desk()
+    domains = [
+        desk.tenancy.admit(wanted).domain
+        for wanted in (
+            asked(), asked(OTHER), asked(wish=ScopeKind.USER), asked(BOB, ScopeKind.USER),
+            asked(OTHER, ScopeKind.USER), asked(wish=ScopeKind.SESSION, session="1"),
+            asked(wish=ScopeKind.SESSION, session="2"),
+        )
+    ]  # fmt: skip
+
+    assert len(set(domains)) == len(domains)
+    assert desk.tenancy.admit(asked(BOB)).domain == domains[0], "users of a tenant share"
+
+
+def test_without_a_lease_a_request_runs_and_shares_nothing() -> None:
+    desk = Desk()
+    shared = desk.tenancy.admit(asked())
+    desk.has_lease = False
+
+    alone = desk.tenancy.admit(asked())
+
+    assert (alone.scope, alone.domain) == (None, b"")
+    assert isinstance(desk.tenancy.objection(shared), LeaseLost)
+    assert desk.tenancy.objection(alone) is None
+    desk.has_lease = True
+    assert desk.tenancy.admit(asked()) == shared
+    assert desk.tenancy.objection(shared) is None
+
+
+def test_output_of_what_was_revoked_is_objected_to_and_of_what_was_invalidated_is_not() -> None:
+    desk = Desk()
+    mine, theirs = desk.tenancy.admit(asked()), desk.tenancy.admit(asked(OTHER))
+    table = EpochTable().raised(TENANT, 1, rev=1, bars=False)
+    desk.tenancy.swap(table)
+    assert desk.tenancy.objection(mine) is None
+
+    desk.tenancy.swap(table.raised(TENANT, 2, rev=2, bars=True))
+
+    assert isinstance(desk.tenancy.objection(mine), Revoked)
+    assert desk.tenancy.objection(theirs) is None
+    with pytest.raises(ClientError) as caught:
+        desk.tenancy.admit(asked())
+    assert (caught.value.refusal.status, caught.value.refusal.code) == (403, "access_revoked")
+
+
+def test_a_model_that_a_caller_may_not_use_looks_like_one_that_is_not_served() -> None:
+    limited = replace(ALICE, models=frozenset({"other"}))
+
+    with pytest.raises(ClientError) as caught:
+        Desk().tenancy.admit(asked(limited))
+
+    assert (caught.value.refusal.status, caught.value.refusal.code) == (404, "model_not_found")
+
+
+def test_only_operators_and_open_gateways_see_decisions() -> None:
+    desk = Desk()
+    operator = replace(ALICE, actor="k9", roles=frozenset({Role.FLEET_OPERATOR}))
+
+    assert not desk.tenancy.admit(asked()).sees_decisions
+    assert desk.tenancy.admit(asked(operator)).sees_decisions
+
+
+def test_a_session_belongs_to_whoever_began_it() -> None:
+    tenancy = Desk().tenancy
+    name = tenancy.begin_session(ALICE)
+
+    assert tenancy.session(ALICE, name) == name[:32]
+    assert tenancy.begin_session(ALICE) != name
+    tampered = ("0" if name[0] != "0" else "1") + name[1:]
+    for who, given in [(BOB, name), (OTHER, name), (ALICE, tampered), (ALICE, name[:-1]),
+                       (ALICE, ""), (ALICE, "\xe9" * 64), (ALICE, name + "0")]:  # fmt: skip
+        with pytest.raises(ClientError) as caught:
+            tenancy.session(who, given)
+        assert caught.value.refusal.code == "unknown_session"
+
+
+def test_grants_are_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_GRANTS", 2)
+    tenancy = Desk().tenancy
+    first, second = tenancy.admit(asked()), tenancy.admit(asked(BOB))
+    tenancy.admit(asked(OTHER))
+
+    assert tenancy.admit(asked(BOB)) is second
+    assert tenancy.admit(asked()) is not first
+
+
+class Index:
+    """What the directory would know."""
+
+    def __init__(self) -> None:
+        self.admitted: Counter[NamespaceTag] = Counter()
+        self.retired: list[NamespaceTag] = []
+
+    def admit_namespace(self, namespace: Namespace) -> int:
+        self.admitted[namespace.tag] += 1
+        return len(self.admitted)
+
+    def retire_namespace(self, tag: NamespaceTag) -> None:
+        self.retired.append(tag)
+
+
+def derive(scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace:
+    model = ModelIdentity(model_id="m", block_tokens=block_tokens)
+    return derived(b"r" * 32, scope, model, epochs)
+
+
+def test_a_namespace_is_admitted_once_and_retired_when_its_epochs_were_raised() -> None:
+    desk, index = Desk(), Index()
+    namespaces = Namespaces(derive, index, draw=desk.draw)
+    mine, theirs = desk.tenancy.admit(asked()), desk.tenancy.admit(asked(OTHER))
+    before = namespaces.namespace(mine, 16)
+    assert before is not None
+    assert namespaces.namespace(mine, 16) is before
+    namespaces.namespace(theirs, 16)
+    table = EpochTable().raised(TENANT, 1, rev=1, bars=False)
+
+    assert namespaces.retire_stale(EpochTable()) == 0
+    assert namespaces.retire_stale(table) == 1
+
+    assert index.retired == [before.tag]
+    desk.tenancy.swap(table)
+    after = namespaces.namespace(desk.tenancy.admit(asked()), 16)
+    assert after is not None
+    assert not {after.tag, after.salt, after.key} & {before.tag, before.salt, before.key}
+    assert len(namespaces) == 2
+
+
+def test_namespaces_are_bounded_and_the_least_used_is_retired() -> None:
+    desk, index = Desk(), Index()
+    namespaces = Namespaces(derive, index, draw=desk.draw, max_namespaces=2)
+    grants = [desk.tenancy.admit(asked(who)) for who in (ALICE, OTHER)]
+    first = [namespaces.namespace(grant, 16) for grant in grants]
+    namespaces.namespace(grants[0], 16)
+
+    namespaces.namespace(grants[0], 32)
+
+    assert first[1] is not None
+    assert index.retired == [first[1].tag]
+    assert len(namespaces) == 2
+
+
+def test_where_nothing_may_be_shared_each_request_has_a_salt_of_its_own() -> None:
+    desk, index = Desk(), Index()
+    namespaces = Namespaces(derive, index, draw=desk.draw)
+    alone = desk.tenancy.admit(asked(wish=ScopeKind.NONE))
+
+    salts = {namespaces.salt(alone, 16) for _ in range(10)}
+
+    assert len(salts) == 10
+    assert all(len(salt) == 43 for salt in salts)
+    assert namespaces.namespace(alone, 16) is None
+    assert not index.admitted
