@@ -139,9 +139,10 @@ def _as_map(event: BlockEvent, *, is_wide: bool) -> dict[str, Any]:
 
 
 def _extra_keys(run: RunStored) -> list[list[str] | None]:
-    """The salt takes part in the first block of a prompt only; later hashes chain from it."""
+    """The salt takes part in the first block of a prompt, or of a region with another salt; later
+    hashes chain from it."""
     keys: list[list[str] | None] = [None] * len(run.hashes)
-    if run.parent is None and run.salt is not None:
+    if run.salt is not None and (run.parent is None or run.begins_region):
         keys[0] = [run.salt]
     return keys
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
+import zlib
 from array import array
 
 CELL_TOKENS = 16
@@ -117,7 +118,7 @@ def salt_mask(salt: str | None) -> bytes:
     return hashlib.shake_128(b"trunkline kv mask\0" + named).digest(CELL_KV_BYTES)
 
 
-def apply_mask(kv: bytes, mask: bytes) -> bytes:
+def apply_mask(kv: bytes | bytearray, mask: bytes) -> bytes:
     """Lay the mask over whole cells, or take it off again."""
     assert len(kv) % CELL_KV_BYTES == 0
     assert len(mask) == CELL_KV_BYTES
@@ -133,3 +134,11 @@ def little_endian(tokens: array[int]) -> bytes:
     swapped = array("I", tokens)
     swapped.byteswap()
     return swapped.tobytes()
+
+
+def checksum(kv: bytes | bytearray) -> int:
+    """32 bits of a block's KV, against damage and not against an attacker: any flipped bit shows.
+
+    The bytes are those that the cache keeps, mask and all.
+    """
+    return zlib.crc32(kv)

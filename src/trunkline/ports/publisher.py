@@ -18,6 +18,8 @@ class RunStored:
     tokens: array[int] = field(repr=False)
     block_tokens: int
     salt: str | None = field(repr=False)
+    begins_region: bool = False
+    """A salt other than that of `parent` begins here: it is told though there is a parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from trunkline.worker.engine import Engine
-from trunkline.worker.jobs import Job
+from trunkline.worker.jobs import Failure, Job
 from trunkline.worker.requests import Generation
 
 _encode = msgspec.json.encode
@@ -56,14 +56,18 @@ class Answer:
         await send(_start([(b"content-type", b"text/event-stream; charset=utf-8")]))
         async for chunk in self._chunks():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        if self.job.emitted:
+        failure = self.job.failure
+        if failure is not None:
+            told = b"data: " + _encode(error_body(failure.status, failure.message)) + b"\n\n"
+            await send({"type": "http.response.body", "body": told, "more_body": True})
+        if self.job.emitted or failure is not None:
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         job, request = self.job, self.request
         await job.wait_beyond(0)
-        if not job.emitted:
-            return  # the client left while it waited
+        if not job.emitted or job.failure is not None:
+            return  # the client left while it waited, or the worker ended it
         self.on_started(request, job)
         end = find_end(self)
         before, after = self._chunk_frame()
@@ -72,6 +76,8 @@ class Answer:
         sent = 0
         while sent < end.tokens:
             await job.wait_beyond(sent)
+            if job.failure is not None:
+                return  # nothing more leaves, also not what is there already
             upto = min(job.emitted, end.tokens)
             if upto == sent:
                 return  # aborted in the middle
@@ -92,13 +98,17 @@ class Answer:
     async def _whole(self, send: Send) -> None:
         job, request = self.job, self.request
         await job.wait_beyond(0)
-        if not job.emitted:
+        if job.failure is not None:
+            await self._failed(job.failure, send)
+        if job.failure is not None or not job.emitted:
             return
         self.on_started(request, job)
         end = find_end(self)
         while job.emitted < end.tokens and not job.is_over:
             await job.wait_beyond(job.emitted)
-        if job.emitted < end.tokens:
+        if job.failure is not None:
+            await self._failed(job.failure, send)
+        if job.failure is not None or job.emitted < end.tokens:
             return
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": end.reason}
         if request.is_chat:
@@ -118,6 +128,13 @@ class Answer:
         )
         length = str(len(body)).encode()
         await send(_start([(b"content-type", b"application/json"), (b"content-length", length)]))
+        await send({"type": "http.response.body", "body": body})
+
+    async def _failed(self, failure: Failure, send: Send) -> None:
+        body = _encode(error_body(failure.status, failure.message))
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send(_start(headers, failure.status))
         await send({"type": "http.response.body", "body": body})
 
     def _envelope(self, kind: str = "") -> dict[str, Any]:
@@ -190,5 +207,12 @@ def usage(job: Job, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def _start(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": 200, "headers": headers}
+def error_body(
+    status: int, message: str, kind: str = "InternalServerError", param: str | None = None
+) -> dict[str, Any]:
+    """An error in the shape that OpenAI's clients read."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def _start(headers: list[tuple[bytes, bytes]], status: int = 200) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": headers}

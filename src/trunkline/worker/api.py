@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -22,13 +22,16 @@ from starlette.types import Receive, Scope, Send
 from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import EventPublisher
 from trunkline.ports.tokenizer import Tokenizer
-from trunkline.worker.answers import Answer
+from trunkline.worker.answers import Answer, error_body
+from trunkline.worker.blocks import STOCK, Terms
+from trunkline.worker.bodies import read_body
 from trunkline.worker.engine import Engine
 from trunkline.worker.faults import Faults
 from trunkline.worker.jobs import Job, QueueFull
 from trunkline.worker.labels import LabelBook
 from trunkline.worker.metrics import Metrics
 from trunkline.worker.requests import BadRequest, Generation, Reader
+from trunkline.worker.ticket import HEADER, ticket_from
 
 VERSION = "0.32.0+trunkline"
 _MAX_BODY_BYTES = 64 << 20
@@ -57,6 +60,8 @@ class Api:
     metrics: Metrics
     clock: Clock
     id_prefix: str
+    takes_tickets: bool = False
+    """Off, a request's ticket and regions are as unknown here as to a stock engine."""
     _served: int = 0
     _pieces: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, at most one entry for each id of the vocabulary."""
@@ -171,9 +176,12 @@ class Api:
         if self.faults.is_hanging:
             return Hanging()
         generation = self.reader.generation(body, is_chat=is_chat)
+        terms = self._terms(request, generation) if self.takes_tickets else STOCK
         rank = self._rank_for(request)
         try:
-            job = rank.engine.submit(generation.prompt, generation.salt, generation.wanted_tokens)
+            job = rank.engine.submit(
+                generation.prompt, generation.salt, generation.wanted_tokens, terms
+            )
         except QueueFull as full:
             return error_response(503, str(full), "ServiceUnavailableError")
         self._served += 1
@@ -193,6 +201,17 @@ class Api:
             piece_of=self._piece,
             on_started=label,
         )
+
+    def _terms(self, request: Request, generation: Generation) -> Terms:
+        ticket = ticket_from(request.headers.raw)
+        regions = generation.regions
+        if ticket is not None and len(ticket.regions) != len(regions):
+            raise BadRequest(
+                f"{HEADER.decode()}: regions has {len(ticket.regions)} tags, "
+                f"cache_salt_regions has {len(regions)}",
+                "cache_salt_regions",
+            )
+        return Terms(ticket=ticket, regions=regions)
 
     def _rank_for(self, request: Request) -> Rank:
         """As told by the header; else the least busy, the first of equals."""
@@ -221,8 +240,7 @@ class Hanging:
 
 def error_response(status: int, message: str, kind: str, param: str | None = None) -> Response:
     """An error in the shape that OpenAI's clients read."""
-    error = {"message": message, "type": kind, "param": param, "code": status}
-    return JSONResponse({"error": error}, status_code=status)
+    return JSONResponse(error_body(status, message, kind, param), status_code=status)
 
 
 async def on_bad_request(request: Request, error: Exception) -> Response:
@@ -238,14 +256,7 @@ def _as_bound(endpoint: str) -> str:
 
 
 async def _json_body(request: Request) -> dict[str, Any]:
-    raw = bytearray()
-    try:
-        async for part in request.stream():
-            raw += part
-            if len(raw) > _MAX_BODY_BYTES:
-                raise BadRequest(f"the body is larger than {_MAX_BODY_BYTES} bytes", status=413)
-    except ClientDisconnect as error:
-        raise BadRequest("the client left") from error
+    raw = await read_body(request, _MAX_BODY_BYTES)
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -21,17 +21,20 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from trunkline.core.freshness import Freshness
 from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import EventPublisher, PublisherFactory
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
+from trunkline.worker.agent import Agent
 from trunkline.worker.api import Api, Rank, on_bad_request
 from trunkline.worker.engine import Engine, EngineShape
 from trunkline.worker.faults import FaultyFeed
+from trunkline.worker.fence import Fence
 from trunkline.worker.heartbeat import Heart, HeartbeatTotals, Reporter
 from trunkline.worker.labels import LabelBook
 from trunkline.worker.metrics import Metrics
-from trunkline.worker.options import Feed, WorkerOptions
+from trunkline.worker.options import AgentSwitch, Feed, WorkerOptions
 from trunkline.worker.requests import BadRequest, Reader
 
 KEEP_ALIVE_S = 5  # the engine's own default
@@ -70,10 +73,16 @@ def build_app(
 ) -> Worker:
     """Everything but the listening socket. `on_ready` is called when the application starts."""
     metrics = Metrics(options.model, options.data_parallel_size)
+    fence: Fence | None = None
+    if options.agent is AgentSwitch.ON:
+        fence = Fence(freshness=Freshness(parts.boot_nonce), boot=parts.clock.boot)
+        metrics.watch_fence(fence)
     ranks = [
-        _build_rank(options, parts, metrics, rank) for rank in range(options.data_parallel_size)
+        _build_rank(options, parts, metrics, rank, fence)
+        for rank in range(options.data_parallel_size)
     ]
-    metrics.watch([rank.engine for rank in ranks])
+    engines = [rank.engine for rank in ranks]
+    metrics.watch(engines)
     api = Api(
         ranks=ranks,
         reader=Reader(
@@ -82,13 +91,18 @@ def build_app(
             model=options.model,
             context_tokens=options.context_tokens,
             default_tokens=options.default_tokens,
+            has_regions=fence is not None,
         ),
         tokenizer=parts.tokenizer,
         faults=options.faults,
         metrics=metrics,
         clock=parts.clock,
         id_prefix=parts.boot_nonce[:12],
+        takes_tickets=fence is not None,
     )
+    routes = api.routes()
+    if fence is not None:
+        routes += Agent(engines=engines, fence=fence).routes()
     heart = _build_heart(options, parts, ranks) if options.feed is Feed.DIGEST else None
 
     @contextlib.asynccontextmanager
@@ -105,14 +119,20 @@ def build_app(
                 rank.publisher.close()
 
     app = Starlette(
-        routes=api.routes(),
+        routes=routes,
         exception_handlers={BadRequest: on_bad_request},
         lifespan=lifespan,
     )
     return Worker(app=app, ranks=ranks, heart=heart)
 
 
-def _build_rank(options: WorkerOptions, parts: WorkerParts, metrics: Metrics, rank: int) -> Rank:
+def _build_rank(
+    options: WorkerOptions,
+    parts: WorkerParts,
+    metrics: Metrics,
+    rank: int,
+    fence: Fence | None,
+) -> Rank:
     publisher: EventPublisher | None = None
     if options.feed is Feed.EXACT:
         port = options.events_port + rank if options.events_port else 0
@@ -129,7 +149,7 @@ def _build_rank(options: WorkerOptions, parts: WorkerParts, metrics: Metrics, ra
         die_after_tokens=faults.die_after_tokens,
     )
     feed = FaultyFeed(publisher, faults, random.Random(f"{options.seed}/{rank}"))
-    engine = Engine(shape, feed, functools.partial(metrics.observe, rank))
+    engine = Engine(shape, feed, functools.partial(metrics.observe, rank), fence)
     return Rank(engine=engine, labels=LabelBook(engine.cache), publisher=publisher)
 
 

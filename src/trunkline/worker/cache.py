@@ -5,72 +5,68 @@ block whose last user is gone stays resident and hittable until its place is nee
 freed goes first, the tail of a prefix before its head; a block computed twice is two copies,
 announced twice. What became resident or went away is kept as events until `take_events`.
 
-Must never: hand out KV to a sequence that does not hold the block. Read `engine.py` next.
+A request with a ticket uses a block only after its guard's check, and publishes only while it may;
+one without sees nothing of what those left. Prompts may have regions under salts of their own: the
+first block of each is named under its salt and the block before it.
+
+Must never: hand out KV to a sequence that does not hold the block. Read `quota.py` for whose place
+is taken, `engine.py` next.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from trunkline.core import simkv
 from trunkline.ports.publisher import BlockEvent, BlockRemoved, CacheCleared, RunStored
+from trunkline.worker.blocks import (
+    STOCK,
+    Block,
+    BlockState,
+    Domain,
+    Erasure,
+    KvSequence,
+    Stamp,
+    Terms,
+    Zone,
+    zones_of,
+)
+from trunkline.worker.fence import Closed, Expected, Guard, Reason
+from trunkline.worker.quota import Places
 
 _NO_PARENT = hashlib.sha256(b"trunkline simulated engine, no parent").digest()
 
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """One place in KV memory."""
-
-    index: int
-    hash: bytes = b""
-    """Empty while the block is not full, or not resident."""
-    kv: bytes = field(default=b"", repr=False)
-    """Under the mask of the salt it was computed with."""
-    references: int = 0
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class KvSequence:
-    """The blocks bound to one request, and how far its KV goes."""
-
-    salt: str | None = field(repr=False)
-    tokens: array[int] = field(repr=False)
-    """Prompt, then what was generated."""
-    reserved: int
-    """Blocks that it may still ask for, and is sure to get."""
-    mask: bytes = field(repr=False)
-    blocks: list[Block] = field(default_factory=list[Block])
-    hashes: list[bytes] = field(default_factory=list[bytes], repr=False)
-    """Names of all full blocks of `tokens`; may be ahead of `blocks`."""
-    cached_tokens: int = 0
-    state: bytes = simkv.ROOT
-    """What the model has read of the KV of `blocks`."""
+# The bytes do not belong to the namespace whose request met them: they are damaged, or not what the
+# index says. Nobody shall meet them again.
+_SPOILT = frozenset(
+    {Reason.HASH, Reason.EPOCH, Reason.GEN, Reason.LAYOUT, Reason.SUM, Reason.CHAIN}
+)
 
 
 class BlockCache:
     """`capacity` places of `block_tokens` tokens each."""
 
-    def __init__(self, *, capacity: int, block_tokens: int) -> None:
+    def __init__(self, *, capacity: int, block_tokens: int, guard: Guard | None = None) -> None:
         if block_tokens % simkv.CELL_TOKENS:
             raise ValueError(f"block size is {block_tokens}, needed is a multiple of 16")
         self.capacity = capacity
         self.block_tokens = block_tokens
-        self._resident: dict[bytes, list[Block]] = {}
-        # Oldest first: places never used, then blocks in the order in which they were let go.
-        self._free: OrderedDict[int, Block] = OrderedDict(
-            (index, Block(index)) for index in range(capacity)
-        )
+        self.block_bytes = block_tokens * simkv.TOKEN_KV_BYTES
+        self.places = Places(capacity)
+        self._guard: Guard = guard or Closed()
+        self._resident: dict[bytes, dict[Block, int]] = {}
+        """Name -> its copies, oldest first, and the generation that each was published in."""
+        self._stamped: dict[Stamp, dict[Block, None]] = {}
+        """The same blocks by whose they are."""
         self._reserved = 0
         self._events: list[BlockEvent] = []
 
     @property
     def used_share(self) -> float:
         """Share of the places that running sequences hold; freed but resident ones do not count."""
-        return 1 - len(self._free) / self.capacity
+        return 1 - self.places.free_count / self.capacity
 
     @property
     def resident_blocks(self) -> int:
@@ -79,75 +75,97 @@ class BlockCache:
     def is_resident(self, name: bytes) -> bool:
         return name in self._resident
 
-    def chain(self, tokens: array[int], salt: str | None, known: list[bytes]) -> None:
-        """Name the full blocks of `tokens` after those in `known`, which grows."""
-        packed = simkv.little_endian(tokens)
-        width = self.block_tokens * 4
-        extra = b"" if salt is None else b"salt" + salt.encode("utf-8", "surrogatepass")
-        for start in range(len(known) * width, len(packed) - width + 1, width):
-            parent = known[-1] if known else _NO_PARENT
-            digest = hashlib.sha256(parent)
-            digest.update(packed[start : start + width])
-            if not known:
-                digest.update(extra)
-            known.append(digest.digest())
+    # -- the life of a sequence --------------------------------------------------------------------
 
-    def admit(self, tokens: array[int], salt: str | None, answer_tokens: int) -> KvSequence | None:
+    def admit(
+        self, tokens: array[int], salt: str | None, answer_tokens: int, terms: Terms = STOCK
+    ) -> KvSequence | None:
         """Bind the longest resident prefix and set places aside for the rest.
 
         At most all tokens but the last can hit: that one is always computed. None when memory is
         too full now; the caller tries again after a `release`.
         """
-        hashes: list[bytes] = []
-        self.chain(tokens, salt, hashes)
-        hits = self._hits(hashes, (len(tokens) - 1) // self.block_tokens)
-        whole = -(-(len(tokens) + answer_tokens) // self.block_tokens)
-        needed = whole - len(hits)
-        idle_hits = sum(1 for block in hits if not block.references)
-        if len(self._free) - idle_hits - self._reserved < needed:
-            return None
-        self._reserved += needed
+        zones = zones_of(salt, terms, len(tokens) // self.block_tokens)
+        domain = self._domain(terms)
         sequence = KvSequence(
-            salt=salt,
+            zones=zones,
             tokens=array("I", tokens),
-            reserved=needed,
-            mask=simkv.salt_mask(salt),
-            hashes=hashes,
+            reserved=0,
+            domain=domain,
+            ticket=terms.ticket,
         )
+        self._name(sequence)
+        hits, refused = self._hits(sequence) if terms.reuses else ([], None)
+        needed = self._places_of(tokens, answer_tokens) - len(hits)
+        if not self.places.fits(domain, needed, hits):
+            self.places.forget_if_empty(domain)
+            return None
+        if refused is not None:
+            self._guard.count(refused)
+        domain.sequences += 1
+        domain.reserved += needed
+        self._reserved += needed
+        sequence.reserved = needed
         for block in hits:
             self._hold(block)
-            sequence.blocks.append(block)
+        sequence.blocks.extend(hits)
+        sequence.bound = tuple(block.generation for block in hits)
         sequence.cached_tokens = len(hits) * self.block_tokens
-        for block in hits:
-            seen = simkv.apply_mask(block.kv, sequence.mask)
+        for index, block in enumerate(hits):
+            seen = simkv.apply_mask(block.kv, sequence.zone_of(index).mask)
             sequence.state = simkv.absorb(sequence.state, seen)
         return sequence
 
+    def never_fits(self, tokens: array[int], answer_tokens: int, terms: Terms = STOCK) -> bool:
+        """Whether others' floors leave too little for it, also when nothing else runs."""
+        domain = self._domain(terms)
+        is_hopeless = self.places.never_fits(domain, self._places_of(tokens, answer_tokens))
+        self.places.forget_if_empty(domain)
+        return is_hopeless
+
     def compute(self, sequence: KvSequence, upto_tokens: int) -> None:
-        """Fill blocks with KV until `upto_tokens`; full ones become resident and are announced."""
+        """Fill blocks with KV until `upto_tokens`; full ones become resident and are announced,
+        unless the sequence may not publish.
+        """
         assert upto_tokens <= len(sequence.tokens)
         first = len(sequence.blocks)
         last = upto_tokens // self.block_tokens
         if last <= first:
             return
-        self.chain(sequence.tokens, sequence.salt, sequence.hashes)
+        self._name(sequence)
+        if sequence.ticket is not None and sequence.publishes:
+            sequence.publishes = self._guard.refusal(sequence.ticket) is None
+        published = 0
         for index in range(first, last):
-            start = index * self.block_tokens
-            tokens = sequence.tokens[start : start + self.block_tokens]
-            kv, sequence.state = simkv.extend(sequence.state, tokens)
-            block = self._take(sequence)
-            block.kv = simkv.apply_mask(kv, sequence.mask)
-            block.hash = sequence.hashes[index]
-            self._resident.setdefault(block.hash, []).append(block)
-        self._events.append(
-            RunStored(
-                hashes=tuple(sequence.hashes[first:last]),
-                parent=sequence.hashes[first - 1] if first else None,
-                tokens=sequence.tokens[first * self.block_tokens : last * self.block_tokens],
-                block_tokens=self.block_tokens,
-                salt=sequence.salt,
-            )
-        )
+            zone = sequence.zone_of(index)
+            if zone.first == index and published:
+                self._announce(sequence, index - published, index)
+                published = 0
+            if self._fill(sequence, index, zone):
+                published += 1
+            elif published:
+                self._announce(sequence, index - published, index)
+                published = 0
+        if published:
+            self._announce(sequence, last - published, last)
+
+    def fault(self, sequence: KvSequence) -> Reason | None:
+        """The check at the point of use once more: why its hits may not stand, None when they may.
+
+        What a stock engine's request hit always stands.
+        """
+        ticket = sequence.ticket
+        if ticket is None or not sequence.bound:
+            return None
+        reason = self._guard.refusal(ticket)
+        for index, generation in enumerate(sequence.bound):
+            if reason is not None:
+                break
+            expected = self._expected(sequence, index, generation)
+            reason = self._guard.fault(sequence.blocks[index], expected)
+        if reason is not None:
+            self._guard.count(reason)
+        return reason
 
     def answer(self, sequence: KvSequence, count: int, vocab_size: int) -> array[int]:
         """What the model says after the KV that it has read, and the tokens that follow it."""
@@ -157,23 +175,31 @@ class BlockCache:
     def release(self, sequence: KvSequence) -> None:
         """The sequence is over. Its blocks stay resident, its tail the next to go. Call it once."""
         assert sequence.reserved >= 0, "released twice"
+        domain = sequence.domain
         self._reserved -= sequence.reserved
+        domain.reserved -= sequence.reserved
         sequence.reserved = -1
         for block in reversed(sequence.blocks):
             block.references -= 1
             assert block.references >= 0
             if not block.references:
-                self._free[block.index] = block
+                self.places.shelve(block)
         sequence.blocks.clear()
+        domain.sequences -= 1
+        self.places.forget_if_empty(domain)
 
     def reset(self) -> bool:
         """Forget all prefixes; False, and nothing done, while a sequence holds blocks."""
-        if len(self._free) < self.capacity or self._reserved:
+        if self.places.free_count < self.capacity or self._reserved:
             return False
-        for block in self._free.values():
-            block.hash = b""
-            block.kv = b""
-        self._resident.clear()
+        while self.erase(self.capacity):
+            pass
+        for block in [block for copies in self._resident.values() for block in copies]:
+            self._unindex(block)
+            self.places.condemn(block)
+        while (block := self.places.next_dirty()) is not None:
+            _wipe(block)
+            self.places.put_clean(block)
         self._events.append(CacheCleared())
         return True
 
@@ -182,33 +208,214 @@ class BlockCache:
         taken, self._events = self._events, []
         return taken
 
-    def _hits(self, hashes: list[bytes], limit: int) -> list[Block]:
+    # -- revocation --------------------------------------------------------------------------------
+
+    def condemn(self, is_stale: Callable[[Stamp], bool], erasure: Erasure | None) -> None:
+        """Make all blocks of some stamps unreachable, at once. They are overwritten by `erase` when
+        nobody holds them, and announced then.
+        """
+        for stamp in [stamp for stamp in self._stamped if is_stale(stamp)]:
+            for block in list(self._stamped[stamp]):
+                self._condemn(block, erasure)
+
+    @property
+    def has_dirty(self) -> bool:
+        """Whether `erase` has something to do."""
+        return self.places.dirty_count > 0
+
+    def erase(self, limit: int) -> int:
+        """Overwrite up to `limit` condemned blocks; how many it were."""
+        for count in range(limit):
+            block = self.places.next_dirty()
+            if block is None:
+                return count
+            self._erase(block)
+            self.places.put_clean(block)
+        return limit
+
+    def _condemn(self, block: Block, erasure: Erasure | None) -> None:
+        self._unindex(block)
+        block.erasure = erasure
+        if erasure is not None:
+            erasure.condemned_blocks += 1
+            erasure.condemned_bytes += len(block.kv)
+        block.was_announced = True
+        self.places.condemn(block)
+
+    def _erase(self, block: Block) -> None:
+        erasure, size, name = block.erasure, len(block.kv), block.hash
+        was_announced = block.was_announced
+        _wipe(block)
+        if was_announced:
+            self._events.append(BlockRemoved(hash=name))
+        if erasure is not None:
+            erasure.erased_blocks += 1
+            erasure.erased_bytes += size
+
+    # -- names and lookups -------------------------------------------------------------------------
+
+    def _name(self, sequence: KvSequence) -> None:
+        """Name the full blocks of the tokens that have no name yet."""
+        packed = simkv.little_endian(sequence.tokens)
+        width = self.block_tokens * 4
+        known = sequence.hashes
+        for start in range(len(known) * width, len(packed) - width + 1, width):
+            digest = hashlib.sha256(known[-1] if known else _NO_PARENT)
+            digest.update(packed[start : start + width])
+            zone = sequence.zone_of(len(known))
+            if zone.first == len(known) and zone.salt is not None:
+                digest.update(b"salt" + zone.salt.encode("utf-8", "surrogatepass"))
+            known.append(digest.digest())
+
+    def _hits(self, sequence: KvSequence) -> tuple[list[Block], Reason | None]:
+        """The longest resident prefix that may be used, and what was wrong with the block behind it
+        where one is there.
+        """
+        limit = (len(sequence.tokens) - 1) // self.block_tokens
         hits: list[Block] = []
-        for name in hashes[:limit]:
+        if not (limit and sequence.zones[-1].is_published):
+            return hits, None
+        if sequence.ticket is not None:
+            reason = self._guard.refusal(sequence.ticket)
+            if reason is not None:
+                return hits, reason
+        for index, name in enumerate(sequence.hashes[:limit]):
             copies = self._resident.get(name)
             if not copies:
                 break
-            hits.append(copies[0])
-        return hits
+            block, reason = self._usable(sequence, index, copies)
+            if block is None:
+                return hits, reason
+            hits.append(block)
+        return hits, None
+
+    def _usable(
+        self, sequence: KvSequence, index: int, copies: dict[Block, int]
+    ) -> tuple[Block | None, Reason | None]:
+        """The first copy that is in order; else what is wrong with the first one."""
+        if sequence.ticket is None:
+            return next((block for block in copies if not block.stamp.ns), None), None
+        first: Reason | None = None
+        for block, generation in list(copies.items()):
+            reason = self._guard.fault(block, self._expected(sequence, index, generation))
+            if reason is None:
+                return block, None
+            first = first or reason
+            if reason in _SPOILT:
+                self._drop(sequence.hashes[index], block)
+        return None, first
+
+    def _expected(self, sequence: KvSequence, index: int, generation: int) -> Expected:
+        return Expected(
+            ns=sequence.zone_of(index).stamp.ns,
+            name=sequence.hashes[index],
+            generation=generation,
+            parent=sequence.hashes[index - 1] if index else b"",
+            kv_bytes=self.block_bytes,
+        )
+
+    def _drop(self, name: bytes, block: Block) -> None:
+        """An entry that is not what it says: out of the index, and its bytes with it."""
+        if block.state is BlockState.READY and block.hash == name:
+            self._condemn(block, None)
+            return
+        # The place is somebody else's by now, who may be in order.
+        del self._resident[name][block]
+        if not self._resident[name]:
+            del self._resident[name]
+        self._events.append(BlockRemoved(hash=name))
+        if block.state is BlockState.READY and block not in self._resident.get(block.hash, ()):
+            self.places.condemn(block)
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def _fill(self, sequence: KvSequence, index: int, zone: Zone) -> bool:
+        """Compute one block; whether it is published."""
+        start = index * self.block_tokens
+        tokens = sequence.tokens[start : start + self.block_tokens]
+        kv, sequence.state = simkv.extend(sequence.state, tokens)
+        block = self._take(sequence)
+        block.kv = bytearray(simkv.apply_mask(kv, zone.mask))
+        block.hash = sequence.hashes[index]
+        block.stamp = zone.stamp
+        if not self._may_publish(sequence, zone):
+            return False
+        if sequence.ticket is not None:
+            block.parent = sequence.hashes[index - 1] if index else b""
+            block.checksum = simkv.checksum(block.kv)
+        self.places.charge(block)
+        self._resident.setdefault(block.hash, {})[block] = block.generation
+        self._stamped.setdefault(block.stamp, {})[block] = None
+        return True
+
+    def _may_publish(self, sequence: KvSequence, zone: Zone) -> bool:
+        if not (zone.is_published and not self.places.is_full(sequence.domain)):
+            sequence.publishes = False
+        return sequence.publishes
+
+    def _announce(self, sequence: KvSequence, first: int, last: int) -> None:
+        zone = sequence.zone_of(first)
+        self._events.append(
+            RunStored(
+                hashes=tuple(sequence.hashes[first:last]),
+                parent=sequence.hashes[first - 1] if first else None,
+                tokens=sequence.tokens[first * self.block_tokens : last * self.block_tokens],
+                block_tokens=self.block_tokens,
+                salt=zone.salt,
+                begins_region=first > 0 and zone.first == first,
+            )
+        )
 
     def _hold(self, block: Block) -> None:
         if not block.references:
-            del self._free[block.index]
+            self.places.unshelve(block)
         block.references += 1
 
     def _take(self, sequence: KvSequence) -> Block:
-        """A place for one more block of the sequence; the oldest free block loses its content."""
-        assert sequence.reserved > 0, "a sequence outgrew its reservation"
+        """A place for one more block of the sequence; what was on it is gone."""
         sequence.reserved -= 1
         self._reserved -= 1
-        _, block = self._free.popitem(last=False)
-        if block.hash:
-            copies = self._resident[block.hash]
-            copies.remove(block)
-            if not copies:
-                del self._resident[block.hash]
+        block = self.places.take(sequence.domain)
+        if block.state is BlockState.READY:
+            self._unindex(block)
             self._events.append(BlockRemoved(hash=block.hash))
-            block.hash = b""
+            self.places.discharge(block)
+        elif block.state is BlockState.CONDEMNED:
+            self._erase(block)
+        block.state = BlockState.WORKING
+        block.generation += 1
         block.references = 1
+        self.places.begin(block, sequence.domain)
         sequence.blocks.append(block)
         return block
+
+    def _unindex(self, block: Block) -> None:
+        copies, stamped = self._resident[block.hash], self._stamped[block.stamp]
+        del copies[block]
+        if not copies:
+            del self._resident[block.hash]
+        del stamped[block]
+        if not stamped:
+            del self._stamped[block.stamp]
+
+    def _places_of(self, tokens: array[int], answer_tokens: int) -> int:
+        return -(-(len(tokens) + answer_tokens) // self.block_tokens)
+
+    def _domain(self, terms: Terms) -> Domain:
+        ticket = terms.ticket
+        if ticket is None:
+            return self.places.domain("", 0, None)
+        floor = min(-(-ticket.floor_bytes // self.block_bytes), self.capacity)
+        cap = None if ticket.cap_bytes is None else ticket.cap_bytes // self.block_bytes
+        return self.places.domain(ticket.tenant, floor, cap)
+
+
+def _wipe(block: Block) -> None:
+    if isinstance(block.kv, bytearray):
+        block.kv[:] = bytes(len(block.kv))
+    block.kv = b""
+    block.hash = block.parent = b""
+    block.checksum = 0
+    block.erasure = None
+    block.was_announced = False
+    block.state = BlockState.CLEAN

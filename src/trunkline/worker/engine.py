@@ -10,17 +10,22 @@ import asyncio
 import os
 import signal
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trunkline.core.profiles import Profile
+from trunkline.worker.blocks import STOCK, Erasure, Stamp, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.faults import FaultyFeed
-from trunkline.worker.jobs import Job, Jobs, Totals
+from trunkline.worker.fence import Guard
+from trunkline.worker.jobs import Failure, Job, Jobs, Totals
 from trunkline.worker.schedule import make_schedule
 
 # Things due within this are done together: a timer has no finer grain than about 1 ms.
 _SLACK_S = 0.0005
+
+ERASE_SLICE_BLOCKS = 256
+"""Blocks overwritten between two looks at the sockets: 256 KiB at 16 tokens each, about 0.2 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +46,16 @@ class Engine:
     """Takes jobs, gives tokens. All methods belong to the loop that runs them."""
 
     def __init__(
-        self, shape: EngineShape, feed: FaultyFeed, observe: Callable[[Job], None]
+        self,
+        shape: EngineShape,
+        feed: FaultyFeed,
+        observe: Callable[[Job], None],
+        guard: Guard | None = None,
     ) -> None:
         self._shape = shape
-        self.cache = BlockCache(capacity=shape.capacity_blocks, block_tokens=shape.block_tokens)
+        self.cache = BlockCache(
+            capacity=shape.capacity_blocks, block_tokens=shape.block_tokens, guard=guard
+        )
         self._jobs = Jobs(
             self.cache,
             vocab_size=shape.vocab_size,
@@ -55,6 +66,7 @@ class Engine:
         )
         self._schedule = make_schedule(shape.profile, self._jobs, shape.time_factor)
         self._timer: asyncio.TimerHandle | None = None
+        self._eraser: asyncio.Handle | None = None
 
     @property
     def running(self) -> int:
@@ -68,12 +80,16 @@ class Engine:
     def totals(self) -> Totals:
         return self._jobs.totals
 
-    def submit(self, prompt: array[int], salt: str | None, wanted_tokens: int) -> Job:
+    def submit(
+        self, prompt: array[int], salt: str | None, wanted_tokens: int, terms: Terms = STOCK
+    ) -> Job:
         """Queue one request. Raises QueueFull at the bound."""
         assert prompt
         assert wanted_tokens > 0
         now = asyncio.get_running_loop().time()
-        job = Job(prompt=prompt, salt=salt, wanted_tokens=wanted_tokens, arrived_at=now)
+        job = Job(
+            prompt=prompt, salt=salt, wanted_tokens=wanted_tokens, arrived_at=now, terms=terms
+        )
         self._jobs.add(job)
         self._turn()
         return job
@@ -84,6 +100,24 @@ class Engine:
             self._jobs.abort(job)
             self._turn()
 
+    def condemn(self, is_stale: Callable[[Stamp], bool], erasure: Erasure | None) -> None:
+        """Make all blocks of these stamps unreachable now, and overwrite them bit by bit."""
+        self.cache.condemn(is_stale, erasure)
+        self._erase_soon()
+
+    def abort_all(self, is_meant: Callable[[Job], bool], failure: Failure) -> int:
+        """End jobs, running or waiting, and tell their clients why; how many."""
+        meant = [job for job in self._all_jobs() if is_meant(job)]
+        for job in meant:
+            self._jobs.fail(job, failure)
+        if meant:
+            self._turn()
+        return len(meant)
+
+    def _all_jobs(self) -> Iterator[Job]:
+        yield from self._jobs.running
+        yield from self._jobs.waiting
+
     def reset(self) -> bool:
         """Forget all prefixes; False while requests run. Published with the next step's events."""
         return self.cache.reset()
@@ -91,6 +125,18 @@ class Engine:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._eraser is not None:
+            self._eraser.cancel()
+
+    def _erase_soon(self) -> None:
+        if self.cache.has_dirty and self._eraser is None:
+            self._eraser = asyncio.get_running_loop().call_soon(self._erase_slice)
+
+    def _erase_slice(self) -> None:
+        self._eraser = None
+        self.cache.erase(ERASE_SLICE_BLOCKS)
+        self._jobs.end_step()
+        self._erase_soon()
 
     def _turn(self) -> None:
         loop = asyncio.get_running_loop()
@@ -104,3 +150,4 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if due is None else loop.call_at(due, self._turn)
+        self._erase_soon()

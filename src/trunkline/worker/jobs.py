@@ -9,14 +9,28 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trunkline.ports.publisher import BlockEvent
-from trunkline.worker.cache import BlockCache, KvSequence
+from trunkline.worker.blocks import STOCK, KvSequence, Terms
+from trunkline.worker.cache import BlockCache
 
 
 class QueueFull(Exception):
     """So many requests wait already that no further one is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a job ended without its answer, as the client is told."""
+
+    status: int
+    message: str
+
+
+_TOO_LARGE = Failure(
+    status=503, message="the request needs more memory than the worker can free for it"
+)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -27,6 +41,7 @@ class Job:
     salt: str | None = field(repr=False)
     wanted_tokens: int
     arrived_at: float
+    terms: Terms = STOCK
     sequence: KvSequence | None = None
     cached_tokens: int = 0
     computed_tokens: int = 0
@@ -34,6 +49,8 @@ class Job:
     answer: array[int] = field(default_factory=lambda: array("I"), repr=False)
     emitted: int = 0
     is_over: bool = False
+    failure: Failure | None = None
+    """Set where the worker ended it, and not the client."""
     started_at: float = 0.0
     first_token_at: float = 0.0
     _waiter: asyncio.Future[None] | None = None
@@ -97,20 +114,17 @@ class Jobs:
 
     def admit_next(self, now: float) -> Job | None:
         """Bring the first waiting job into memory; None when there is none, or no room for it."""
-        if not self.waiting or len(self.running) >= self._max_running:
-            return None
-        job = self.waiting[0]
-        sequence = self.cache.admit(job.prompt, job.salt, job.wanted_tokens)
-        if sequence is None:
-            return None
-        self.waiting.popleft()
-        job.sequence = sequence
-        job.cached_tokens = job.computed_tokens = sequence.cached_tokens
-        job.started_at = now
-        self.running[job] = None
-        self.totals.queried += len(job.prompt)
-        self.totals.hit += job.cached_tokens
-        return job
+        while self.waiting and len(self.running) < self._max_running:
+            job = self.waiting[0]
+            sequence = self.cache.admit(job.prompt, job.salt, job.wanted_tokens, job.terms)
+            if sequence is not None:
+                self.waiting.popleft()
+                self._begin(job, sequence, now)
+                return job
+            if not self._is_hopeless(job):
+                return None
+            self.fail(job, _TOO_LARGE)
+        return None
 
     def prefill(self, job: Job, tokens: int) -> None:
         """Compute that many more tokens of the prompt; with the last one the answer is known."""
@@ -123,12 +137,19 @@ class Jobs:
             job.answer = self.cache.answer(job.sequence, wanted, self._vocab_size)
 
     def emit(self, job: Job, now: float) -> None:
-        """One token more; with the last one the job is over."""
+        """One token more; with the last one the job is over. Where its hits may not stand any more,
+        it gives none and is back at the head of the queue.
+        """
         assert job.sequence is not None
         if job.emitted:
             self._keep_generated(job)
+        elif self.cache.fault(job.sequence) is not None:
+            self._restart(job)
+            return
         else:
             job.first_token_at = now
+            if job.terms.ticket is not None:
+                self._count_lookup(job)
             self._observe(job)
         job.emitted += 1
         self.totals.generated += 1
@@ -156,6 +177,40 @@ class Jobs:
             job.wake()
         else:
             self._end(job)
+
+    def fail(self, job: Job, failure: Failure) -> None:
+        """The worker ends the job, and says why. Does nothing to a job that is over."""
+        if not job.is_over:
+            job.failure = failure
+            self.abort(job)
+
+    def _begin(self, job: Job, sequence: KvSequence, now: float) -> None:
+        job.sequence = sequence
+        job.cached_tokens = job.computed_tokens = sequence.cached_tokens
+        job.started_at = now
+        self.running[job] = None
+        if job.terms.ticket is None:
+            self._count_lookup(job)
+
+    def _restart(self, job: Job) -> None:
+        """Compute it all, once. The queue may pass its bound by as many as run."""
+        assert job.sequence is not None
+        assert job.terms.reuses
+        self.cache.release(job.sequence)
+        del self.running[job]
+        job.sequence = None
+        job.computed_tokens = job.cached_tokens = 0
+        job.terms = replace(job.terms, reuses=False)
+        self.waiting.appendleft(job)
+
+    def _is_hopeless(self, job: Job) -> bool:
+        """Whether waiting does not help: others' floors leave too little memory for it."""
+        is_alone = not self.running
+        return is_alone or self.cache.never_fits(job.prompt, job.wanted_tokens, job.terms)
+
+    def _count_lookup(self, job: Job) -> None:
+        self.totals.queried += len(job.prompt)
+        self.totals.hit += job.cached_tokens
 
     def _keep_generated(self, job: Job) -> None:
         """The token before the new one goes through the model now, and into the cache."""

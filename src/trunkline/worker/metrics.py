@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from trunkline.worker.engine import Engine
+from trunkline.worker.fence import Fence
 from trunkline.worker.jobs import Job
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800)
@@ -61,6 +62,10 @@ class Metrics:
     def watch(self, engines: Sequence[Engine]) -> None:
         """Read these engines at each scrape."""
         self.registry.register(_EngineCollector(self._model, engines))
+
+    def watch_fence(self, fence: Fence) -> None:
+        """Read the fence of a worker with an agent at each scrape."""
+        self.registry.register(_FenceCollector(fence))
 
     def rendered(self) -> bytes:
         return generate_latest(self.registry)
@@ -127,3 +132,33 @@ class _EngineCollector(Collector):
     def _fill(self, family: CounterMetricFamily, values: Sequence[float], *extra: str) -> None:
         for rank, value in enumerate(values):
             family.add_metric((self._model, str(rank), *extra), value)
+
+
+class _FenceCollector(Collector):
+    """What stock engines do not have."""
+
+    def __init__(self, fence: Fence) -> None:
+        self._fence = fence
+
+    def collect(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily(
+            "trunkline:reuse_refused",
+            "Requests that were not served from here.",
+            labels=("reason",),
+        )
+        for reason, count in self._fence.refused.items():
+            refused.add_metric((reason.value,), count)
+        yield refused
+        grants = CounterMetricFamily(
+            "trunkline:lease_grants",
+            "Leases granted to us, by what became of them.",
+            labels=("taken",),
+        )
+        for taken, count in self._fence.grants.items():
+            grants.add_metric((taken.value,), count)
+        yield grants
+        yield GaugeMetricFamily(
+            "trunkline:reuse_allowed",
+            "1 while the freshness lease is valid.",
+            value=self._fence.freshness.is_valid(self._fence.boot()),
+        )

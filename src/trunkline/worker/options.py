@@ -23,6 +23,13 @@ class Feed(Enum):
     APPROXIMATE = "approximate"
 
 
+class AgentSwitch(Enum):
+    """Whether the worker takes leases, tickets and orders."""
+
+    ON = "on"
+    OFF = "off"
+
+
 def _option(
     default: Any,  # the field's own type
     sentence: str,
@@ -55,6 +62,9 @@ class WorkerOptions:
     feed: Feed = _option(Feed.EXACT, "How the gateway learns of the cache.")
     events_port: int = _option(
         0, "Port of rank 0's events, rank r has the r-th after; 0: kernel.", 0, 65_535
+    )
+    agent: AgentSwitch = _option(
+        AgentSwitch.ON, "Leases, tickets and revocation; off is a stock engine."
     )
     wide_hashes: bool = _option(False, "Name blocks in events by 32 bytes instead of 64 bits.")
     heartbeat_url: str = _option("", "Where the digest feed posts its heartbeats.")
@@ -107,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         elif isinstance(default, tuple):
             parser.add_argument(flag, action="append", default=[], metavar="KIND", help=sentence)
         elif isinstance(default, Enum):
-            choices = [choice.value for choice in Feed]
+            choices = [choice.value for choice in type(default)]
             parser.add_argument(flag, choices=choices, default=default.value, help=sentence)
         else:
             kind = cast("type[int | float | str]", type(default))
@@ -119,6 +129,7 @@ def options_from(arguments: argparse.Namespace) -> WorkerOptions:
     """Raises ConfigError where `WorkerOptions` raises ValueError."""
     given = {one.name: getattr(arguments, one.name) for one in fields(WorkerOptions)}
     given["feed"] = Feed(given["feed"])
+    given["agent"] = AgentSwitch(given["agent"])
     given["fault"] = tuple(given["fault"])
     try:
         return WorkerOptions(**given)

@@ -16,6 +16,9 @@ from trunkline.ports.tokenizer import Tokenizer
 
 MAX_STOPS = 16
 MAX_LABELS = 16
+MAX_REGIONS = 8
+MAX_REGION_BLOCKS = 1 << 20
+MAX_SALT_CHARACTERS = 1_024
 _MAX_LABEL_CHARACTERS = 64
 _COMPLETION_TOKENS = 16  # the engine's own default for /v1/completions
 
@@ -27,6 +30,14 @@ class BadRequest(Exception):
         super().__init__(message)
         self.param = param
         self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """So many leading blocks (behind the regions before it) are under a salt of their own."""
+
+    blocks: int
+    salt: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,7 @@ class Generation:
     includes_usage: bool
     returns_ids: bool
     salt: str | None = field(repr=False)
+    regions: tuple[Region, ...]
     labels: tuple[tuple[int, str], ...]
     """What the gateway calls the prefix of so many tokens."""
 
@@ -56,6 +68,8 @@ class Reader:
     model: str
     context_tokens: int
     default_tokens: int
+    has_regions: bool = True
+    """Whether a prompt may have regions under other salts; a stock engine ignores them."""
 
     def generation(self, body: Mapping[str, Any], *, is_chat: bool) -> Generation:
         """Raises BadRequest."""
@@ -88,6 +102,7 @@ class Reader:
             includes_usage=_flag(_mapping(body, "stream_options"), "include_usage"),
             returns_ids=_flag(body, "return_token_ids"),
             salt=_salt(body),
+            regions=_regions(body) if self.has_regions else (),
             labels=_labels(body),
         )
 
@@ -187,6 +202,31 @@ def _salt(body: Mapping[str, Any]) -> str | None:
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise BadRequest("cache_salt must be a text that is not empty", "cache_salt")
     return salt
+
+
+def _regions(body: Mapping[str, Any]) -> tuple[Region, ...]:
+    """`cache_salt_regions`: `[[blocks, salt], ...]`; what follows is under `cache_salt`."""
+    param = "cache_salt_regions"
+    given: Any = body.get(param)  # any JSON
+    if given is None:
+        return ()
+    items = cast("list[Any]", given) if isinstance(given, list) else None
+    if items is None or len(items) > MAX_REGIONS:
+        raise BadRequest(f"{param} must be a list of up to {MAX_REGIONS}", param)
+    regions: list[Region] = []
+    for item in items:
+        match item:
+            case [int(blocks), str(salt)] if (
+                type(blocks) is int
+                and 1 <= blocks <= MAX_REGION_BLOCKS
+                and 1 <= len(salt) <= MAX_SALT_CHARACTERS
+            ):
+                regions.append(Region(blocks=blocks, salt=salt))
+            case _:
+                raise BadRequest(f"a region of {param} must be [blocks, salt]", param)
+    if regions and _salt(body) is None:
+        raise BadRequest(f"{param} needs a cache_salt for the rest", param)
+    return tuple(regions)
 
 
 def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:

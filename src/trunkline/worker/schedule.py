@@ -96,7 +96,8 @@ class FifoSchedule:
         if job.is_over:
             return
         self._jobs.emit(job, at)
-        if not job.is_over:
+        is_begun_anew = job.sequence is None
+        if not (job.is_over or is_begun_anew):
             self._entries += 1
             next_at = at + self._profile.decode_token_ms * self._ms
             heapq.heappush(self._decoding, (next_at, self._entries, job))

@@ -1,0 +1,20 @@
+"""Reading a request's body, up to a bound."""
+
+from __future__ import annotations
+
+from starlette.requests import ClientDisconnect, Request
+
+from trunkline.worker.requests import BadRequest
+
+
+async def read_body(request: Request, max_bytes: int) -> bytearray:
+    """Raises BadRequest for a body beyond the bound, and where the client left."""
+    raw = bytearray()
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > max_bytes:
+                raise BadRequest(f"the body is larger than {max_bytes} bytes", status=413)
+    except ClientDisconnect as error:
+        raise BadRequest("the client left") from error
+    return raw
