@@ -96,9 +96,19 @@ class SqliteLog:
         self._lock_fd = _take_lock(path)
         try:
             self._database = _open_database(path, max_pages)
-            self._check()
         except BaseException:
             os.close(self._lock_fd)
+            raise
+        try:
+            self._check()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise StoreBroken(f"{self.path} is damaged: {error}. Restore a backup") from error
+        except OSError as error:
+            self.close()
+            raise StoreDown(f"{self._mark_path}: {error.strerror}") from error
+        except StoreBroken:
+            self.close()
             raise
 
     def append(self, expected_rev: int, record: bytes) -> int:

@@ -10,10 +10,9 @@ lost time can be named. Must never: show a change that is not durable. Read `led
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
 
 from trunkline.control.book import Book, Limits
 from trunkline.control.changes import (
@@ -26,6 +25,7 @@ from trunkline.control.changes import (
     encode_entry,
 )
 from trunkline.control.draft import Draft
+from trunkline.control.unbroken import unbroken
 from trunkline.core.credentials import RandomBytes
 from trunkline.core.epochs import EpochTable, Subject
 from trunkline.errors import Busy, ChangeRefused, RegistryBroken, RegistryDown
@@ -39,7 +39,6 @@ MAX_LOST_REVISIONS = 100_000
 """More between a backup and what was acknowledged is no backup of this log."""
 
 _ATTEMPTS = 3
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +129,7 @@ class Registry:
         self._waiting += 1
         try:
             async with self._lock:
-                return await _to_its_end(self._commit(make, intent))
+                return await unbroken(self._commit(make, intent))
         finally:
             self._waiting -= 1
 
@@ -267,17 +266,3 @@ def _replayed(draft: Draft, rev: int, entry: Entry) -> None:
         draft.apply(entry)
     except ValueError as error:
         raise RegistryBroken(f"revision {rev} does not fit what is before it: {error}") from error
-
-
-async def _to_its_end(work: Coroutine[object, object, _T]) -> _T:
-    """Await something that must not stop half way; a cancellation counts when it has ended."""
-    task = asyncio.ensure_future(work)
-    is_cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            is_cancelled = True
-    if is_cancelled and task.exception() is None:
-        raise asyncio.CancelledError
-    return task.result()
