@@ -166,11 +166,41 @@ class ListenConfig:
     )
     api_key: str = setting(
         "",
-        "Bearer key that clients must send; empty serves everyone as one tenant.",
+        "One bearer key for all clients, who are then one tenant; empty asks as --auth says.",
         is_secret=True,
     )
     admin_api_key: str = setting(
         "", "Bearer key of the admin listener; empty is allowed on loopback only.", is_secret=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """Who may use the API, and where the truth about tenants is kept."""
+
+    auth: str = setting(
+        "keys",
+        "Who is served: `keys` takes API keys and tokens of tenants; `off` serves everybody as one "
+        "tenant, without asking. With --api-key, whoever has that one key is the one tenant.",
+        choices=("keys", "off"),
+    )
+    state_dir: str = setting(
+        "",
+        "Folder of the registry, the audit log and their secrets; empty takes "
+        "$XDG_STATE_HOME/trunkline, or ~/.local/state/trunkline.",
+    )
+    audit_copy_dir: str = setting(
+        "",
+        "Folder of the second copy of the audit log: best on another disk, or one that is shipped "
+        "away; empty takes `audit-copy` in the state folder.",
+    )
+    jwt_issuer: str = setting("", "Issuer whose tokens (JWT) are taken; empty takes none.")
+    jwt_audience: str = setting("", "Audience that tokens must be made for.")
+    jwt_algorithms: tuple[str, ...] = setting(
+        ("RS256", "ES256", "EdDSA"), "Algorithms that tokens may be signed with."
+    )
+    jwt_jwks: str = setting(
+        "", "Keys that tokens are checked with: a JWKS file, or an https URL of one."
     )
 
 
@@ -460,6 +490,7 @@ class Config:
         "`&replay=tcp://host:port`) where the engine does not announce its event socket.",
     )
     listen: ListenConfig = field(default_factory=ListenConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)

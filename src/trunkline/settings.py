@@ -260,6 +260,7 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
     problems = {
         "worker_urls": _urls_problem(config.worker_urls),
         **_listen_problems(config.listen),
+        **_auth_problems(config),
         "max_header_bytes": limits.max_header_bytes > limits.max_head_bytes
         and f"is above max_head_bytes = {limits.max_head_bytes}",
         "retry_initial_backoff_ms": retry.retry_initial_backoff_ms > retry.retry_max_backoff_ms
@@ -269,6 +270,18 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
     for name, problem in problems.items():
         if problem:
             raise ConfigError(f"{leaves_by_name()[name].key} ({origins[name]}) {problem}")
+
+
+def _auth_problems(config: Config) -> dict[str, str | None]:
+    auth = config.auth
+    problems: dict[str, str | None] = {}
+    if auth.auth == "off" and config.listen.api_key:
+        problems["auth"] = "serves everybody, and --api-key does not; give one of the two"
+    if auth.jwt_issuer and not (auth.jwt_audience and auth.jwt_jwks):
+        problems["jwt_issuer"] = "needs jwt_audience and jwt_jwks beside it"
+    if auth.jwt_issuer and (auth.auth == "off" or config.listen.api_key):
+        problems["jwt_issuer"] = "makes no sense where all callers are one tenant"
+    return problems
 
 
 def _path_problem(path: str) -> str | None:

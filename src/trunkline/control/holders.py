@@ -108,6 +108,11 @@ class WorkerHolder:
         return self._last.erase if self._last else Erase.RESTART
 
     @property
+    def takes_tickets(self) -> bool:
+        """It has an agent, which checks at the point of use what each request may reuse."""
+        return self._last is not None
+
+    @property
     def has_salt_regions(self) -> bool:
         """Whether public prefixes can be shared there."""
         return self._last.salt_regions if self._last else False

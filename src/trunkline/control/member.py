@@ -307,6 +307,7 @@ class Member:
                 if is_exact
                 else routing.approximate_ttl_ms,
                 max_model_len=self._facts.max_model_len if self._facts else None,
+                agent=self._parts.agent(self.spec.name),
                 wants_checkpoints=self.mode is Mode.DIGEST,
                 on_sent=partial(self._on_sent, guard),
                 on_ended=partial(self._on_ended, guard, worker),

@@ -60,6 +60,8 @@ class Membership:
         if known is None and len(self._members) >= MAX_WORKERS:
             raise ConfigError(f"{spec.name}: {MAX_WORKERS} workers are here, no more are taken")
         self.remove(spec.name)
+        if self._parts.holdings is not None:
+            self._parts.holdings.begin(spec.name, spec.endpoint)
         member = Member(spec, self._parts)
         self._members[spec.name] = member
         self._tasks[spec.name] = self._group.create_task(member.live(), name=f"worker {spec.name}")
@@ -71,6 +73,8 @@ class Membership:
         if member is None:
             return False
         self._tasks.pop(name).cancel()
+        if self._parts.holdings is not None:
+            self._parts.holdings.end(name)
         workers = list(member.workers)
         member.leave()
         for worker in workers:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
 from trunkline.control.discovery import FindSources, FleetModel
+from trunkline.control.holdings import Holdings
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import Fleet
 from trunkline.core.records import WorkerId
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
-from trunkline.ports.worker import EventSource, FeedRunner, Fetch, Targets
+from trunkline.ports.worker import EventSource, FeedRunner, Fetch, Targets, WorkerAgent
 
 HELD_PER_CAPACITY = 2
 HELD_SLACK_BLOCKS = 1_024
@@ -42,6 +43,15 @@ class MemberParts:
     routing: RoutingConfig
     default_block_tokens: int
     log: EventLog
+    holdings: Holdings | None = None
+    """None where nothing is ever revoked: everybody is one tenant."""
+
+    def agent(self, name: str) -> WorkerAgent | None:
+        """What stands beside a worker that has just joined, or is another than it was."""
+        holder = self.holdings.find(name) if self.holdings else None
+        if holder is not None:
+            holder.look_again()
+        return holder
 
 
 def directory_bounds(capacity_blocks: int | None) -> dict[str, int]:

@@ -61,6 +61,7 @@ class Admission:
     epochs: Epochs
     """By every part of the principal, whatever the scope: what the exit fence goes by."""
     rev: int
+    """The `changed_rev` of the table: who holds a copy of it must have seen this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,9 @@ class EpochTable:
     """All epochs as of one revision of the registry."""
 
     rev: int = 0
+    changed_rev: int = 0
+    """The revision of the last change to what is below: the others leave every admission as it is.
+    """
     epochs: Mapping[Subject, int] = field(default_factory=dict[Subject, int])
     """Subjects that were never raised are not in it: their epoch is 0."""
     barred: frozenset[Subject] = frozenset()
@@ -84,11 +88,11 @@ class EpochTable:
         barred = self.barred | {subject} if bars else self.barred
         fences = {**self.fences, subject: epoch} if bars else self.fences
         epochs = {**self.epochs, subject: epoch}
-        return replace(self._at(rev), epochs=epochs, barred=barred, fences=fences)
+        return replace(self._at(rev), changed_rev=rev, epochs=epochs, barred=barred, fences=fences)
 
     def enabled(self, subject: Subject, *, rev: int) -> EpochTable:
         """The table after a revoked subject was enabled again; its epoch stays raised."""
-        return replace(self._at(rev), barred=self.barred - {subject})
+        return replace(self._at(rev), changed_rev=rev, barred=self.barred - {subject})
 
     def advanced(self, *, rev: int) -> EpochTable:
         """The table after a change that is none to epochs."""
@@ -103,7 +107,7 @@ class EpochTable:
         for subject in subjects:
             if subject in self.barred:
                 raise PermissionError(subject.kind.value)
-        return Admission(subjects=subjects, epochs=self.epochs_of(subjects), rev=self.rev)
+        return Admission(subjects=subjects, epochs=self.epochs_of(subjects), rev=self.changed_rev)
 
     def epochs_of(self, subjects: tuple[Subject, ...]) -> Epochs:
         """The present epochs of the parts of one scope path."""
@@ -111,7 +115,7 @@ class EpochTable:
 
     def is_current(self, admission: Admission) -> bool:
         """Whether nothing that the admission stands on was revoked or invalidated since."""
-        if admission.rev == self.rev:
+        if admission.rev == self.changed_rev:
             return True
         return self.epochs_of(admission.subjects) == admission.epochs
 
@@ -119,7 +123,7 @@ class EpochTable:
         """Whether output of what was so admitted may go to its client: the exit fence. What was
         merely invalidated runs to its end.
         """
-        if admission.rev == self.rev:
+        if admission.rev == self.changed_rev:
             return True
         return all(
             getattr(admission.epochs, subject.kind.value) >= self.fences.get(subject, 0)
@@ -141,14 +145,23 @@ _IN_SCOPE: dict[ScopeKind, frozenset[str]] = {
 }
 
 
+_ALWAYS = frozenset({"fleet", "model", "adapter"})
+
+
 def scoped(epochs: Epochs, kind: ScopeKind) -> Epochs:
     """The epochs that a namespace of this kind of scope is derived with; absent parts are 0.
 
     A tenant's blocks are shared by its users, so the epoch of a user is no part of them.
     """
-    counted = _IN_SCOPE[kind] | {"fleet", "model", "adapter"}
+    counted = _IN_SCOPE[kind] | _ALWAYS
     kept = {name.value: getattr(epochs, name.value) for name in SubjectKind}
     return Epochs(**{name: value for name, value in kept.items() if name in counted})
+
+
+def subjects_in(subjects: tuple[Subject, ...], kind: ScopeKind) -> tuple[Subject, ...]:
+    """Those of an admission whose epochs are part of such a namespace."""
+    counted = _IN_SCOPE[kind] | _ALWAYS
+    return tuple(subject for subject in subjects if subject.kind.value in counted)
 
 
 def domain_of(scope: Scope, epochs: Epochs) -> bytes:

@@ -9,12 +9,13 @@ whose epochs were raised. Read `core/identity.py` for the derivation.
 from __future__ import annotations
 
 import base64
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from trunkline.core.epochs import EpochTable, Subject, scoped
+from trunkline.core.epochs import EpochTable, Subject, SubjectKind, scoped, subjects_in
 from trunkline.core.identity import Epochs, Namespace, Scope
 from trunkline.core.records import NamespaceTag
 from trunkline.gateway.contracts import Grant
@@ -37,10 +38,25 @@ class NamespaceIndex(Protocol):
     def retire_namespace(self, tag: NamespaceTag) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+class CacheQuota(Protocol):
+    """What a tenant may hold of a worker's cache, in bytes."""
+
+    @property
+    def cache_floor_bytes(self) -> int: ...
+    @property
+    def cache_cap_bytes(self) -> int | None: ...
+
+
+@dataclass(slots=True)
 class _Kept:
     namespace: Namespace
     subjects: tuple[Subject, ...]
+    ticket: tuple[int, CacheQuota | None, str] | None = None
+    """For which revision and quota, and its text."""
+
+
+def _no_quota(_tenant: str) -> None:
+    """Where nobody's share is bounded."""
 
 
 class Namespaces:
@@ -52,10 +68,14 @@ class Namespaces:
         index: NamespaceIndex,
         *,
         draw: Callable[[int], bytes],
+        quota_of: Callable[[str], CacheQuota | None] = _no_quota,
         max_namespaces: int = MAX_NAMESPACES,
     ) -> None:
-        """`draw(n)` gives n unguessable bytes."""
+        """`draw(n)` gives n unguessable bytes; `quota_of(tenant id)` what it may hold: the same
+        object as long as nothing changed.
+        """
         self._derive = derive
+        self._quota_of = quota_of
         self._draw = draw
         self._index = index
         self._max_namespaces = max_namespaces
@@ -68,10 +88,31 @@ class Namespaces:
         """The namespace of a grant at one block size; None where nothing may be shared."""
         if grant.scope is None:
             return None
+        return self._keep(grant, grant.scope, block_tokens).namespace
+
+    def ticket(self, grant: Grant, block_tokens: int) -> str:
+        """What a worker with an agent is told of a request: `x-trunkline-ticket`, one line of JSON.
+
+        It names whose cache may be used, the epochs and whose they are, the revision that must have
+        been seen, and the tenant's share of the cache.
+        """
+        quota = self._quota_of(grant.principal.tenant)
+        if grant.scope is None:
+            return _ticket(grant, "", Epochs(), (), quota)
+        kept = self._keep(grant, grant.scope, block_tokens)
+        known = kept.ticket
+        if known is None or known[0] != grant.admission.rev or known[1] is not quota:
+            namespace = kept.namespace
+            subjects = subjects_in(kept.subjects, namespace.scope.kind)
+            text = _ticket(grant, namespace.tag.hex(), namespace.epochs, subjects, quota)
+            known = kept.ticket = (grant.admission.rev, quota, text)
+        return known[2]
+
+    def _keep(self, grant: Grant, scope: Scope, block_tokens: int) -> _Kept:
         name = (grant.domain, block_tokens)
         kept = self._kept.get(name)
         if kept is None:
-            namespace = self._derive(grant.scope, grant.epochs, block_tokens)
+            namespace = self._derive(scope, grant.epochs, block_tokens)
             kept = self._kept[name] = _Kept(namespace, grant.admission.subjects)
             self._index.admit_namespace(namespace)
             if len(self._kept) > self._max_namespaces:
@@ -79,7 +120,7 @@ class Namespaces:
                 self._index.retire_namespace(oldest.namespace.tag)
         else:
             self._kept.move_to_end(name)
-        return kept.namespace
+        return kept
 
     def salt(self, grant: Grant, block_tokens: int) -> str:
         """What an engine is given as salt: where nothing may be shared, one of its own for each
@@ -101,3 +142,24 @@ class Namespaces:
 def _is_stale(kept: _Kept, table: EpochTable) -> bool:
     namespace = kept.namespace
     return scoped(table.epochs_of(kept.subjects), namespace.scope.kind) != namespace.epochs
+
+
+def _ticket(
+    grant: Grant,
+    tag: str,
+    epochs: Epochs,
+    subjects: tuple[Subject, ...],
+    quota: CacheQuota | None,
+) -> str:
+    told: dict[str, object] = {
+        "ns": tag,
+        "epochs": [getattr(epochs, kind.value) for kind in SubjectKind],
+        "rev": grant.admission.rev,
+        "tenant": grant.principal.tenant,
+        "subjects": [str(subject) for subject in subjects],
+    }
+    if quota is not None and quota.cache_floor_bytes:
+        told["floor"] = quota.cache_floor_bytes
+    if quota is not None and quota.cache_cap_bytes is not None:
+        told["cap"] = quota.cache_cap_bytes
+    return json.dumps(told, separators=(",", ":"))

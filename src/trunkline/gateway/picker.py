@@ -226,7 +226,7 @@ class FleetPicker:
             worker=worker,
             endpoint=target.endpoint,
             body=self._body(request, state, keys, target),
-            headers=target.headers,
+            headers=self._headers(request.grant, state, target),
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
         )
@@ -266,6 +266,14 @@ class FleetPicker:
             text = "where tenants are kept apart, this path takes JSON objects only"
             raise ClientError(Refusal(status=415, code="unsalted_body", message=text))
         return request.body
+
+    def _headers(
+        self, grant: Grant, state: WorkerState, target: Target
+    ) -> tuple[tuple[str, str], ...]:
+        if target.agent is None or not target.agent.takes_tickets:
+            return target.headers
+        ticket = self._namespaces.ticket(grant, state.block_tokens)
+        return (*target.headers, ("x-trunkline-ticket", ticket))
 
     def _remember(self, decision: Decision) -> None:
         accounts = self.accounts

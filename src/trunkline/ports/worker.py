@@ -47,6 +47,20 @@ def ignore_ended(end: AttemptEnd) -> None:
     """For workers that nobody watches."""
 
 
+class WorkerAgent(Protocol):
+    """What stands beside a worker's engine and keeps to our epochs; stock engines have none."""
+
+    @property
+    def takes_tickets(self) -> bool:
+        """It checks at the point of use what a request may reuse."""
+        ...
+
+    @property
+    def has_salt_regions(self) -> bool:
+        """A prompt there can begin under one salt and go on under another."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Target:
     """What the data plane must know of a worker beside its routing state."""
@@ -59,6 +73,7 @@ class Target:
     """How long a decision counts as residency there."""
     max_model_len: int | None = None
     """Longest prompt that it takes; None where it does not say."""
+    agent: WorkerAgent | None = None
     wants_checkpoints: bool = False
     """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
     on_sent: Callable[[], None] = ignore_sent
