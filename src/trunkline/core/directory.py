@@ -5,9 +5,9 @@ worker reuses only what it really holds under the same salt. Three sources fill 
 (exact), our own decisions with a TTL (predicted; all there is for approximate workers), and
 heartbeat digests.
 
-Must never: answer across namespaces (a lookup takes a chain, and a chain has one namespace), or
-claim a block behind a hole. Read `feed.py` (what calls `stored` and `removed`) and `routing.py`
-(what calls `match`).
+Must never: answer across namespaces (a lookup takes a chain, and each block of a chain has one),
+claim a block behind a hole, or know a namespace that was retired. Read `feed.py` (what calls
+`stored` and `removed`) and `routing.py` (what calls `match`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,23 @@ from enum import Enum
 from trunkline.core.events import BlocksRemoved, BlocksStored
 from trunkline.core.identity import Namespace
 from trunkline.core.keys import KeyChain
-from trunkline.core.records import BlockKey, Incarnation, Instant, Slot, WorkerId
-from trunkline.native import CONFLICT, FULL, UNKNOWN_PARENT, BlockIndex
+from trunkline.core.records import (
+    BlockKey,
+    Incarnation,
+    Instant,
+    NamespaceTag,
+    Slot,
+    WorkerId,
+)
+from trunkline.native import CONFLICT, FULL, RETIRED, UNKNOWN_PARENT, BlockIndex
 
 MAX_EVENT_AGE_MS = 120_000.0
 """Older events than this are of no use; also what is assumed before the first one has come."""
 
 MAX_NAMESPACES = 65_536
+"""That live at one time; sessions and raised epochs make any number of them, one after another."""
+SWEEP_BLOCKS = 4_096
+"""Blocks of retired namespaces dropped in one step: about a millisecond, compiled."""
 SMALL_SHARE_BLOCKS = 65_536
 """Every worker may hold so many blocks, however small the index or the cache it tells of."""
 MAX_CHECKPOINTS_PER_HEARTBEAT = 4_096
@@ -47,6 +57,7 @@ _CODES = {
     UNKNOWN_PARENT: StoreOutcome.UNKNOWN_PARENT,
     FULL: StoreOutcome.FULL,
     CONFLICT: StoreOutcome.CONFLICT,
+    RETIRED: StoreOutcome.UNKNOWN_SALT,
 }
 
 
@@ -110,14 +121,15 @@ class Directory:
         self._incarnation_count = 0
         self._namespace_ids: dict[bytes, int] = {}
         self._by_salt: dict[str, Namespace] = {}
+        self._salts: dict[bytes, str] = {}
 
     # -- namespaces --------------------------------------------------------------------------------
 
     def admit_namespace(self, namespace: Namespace) -> int:
         """Make events that carry the namespace's salt understood; idempotent. The index's number
-        for it.
+        for it, until it is retired.
 
-        Raises ValueError beyond 65,536 namespaces.
+        Raises ValueError beyond 65,536 live namespaces.
         """
         known = self._namespace_ids.get(namespace.tag)
         if known is not None:
@@ -127,10 +139,38 @@ class Directory:
         namespace_id = self._index.add_namespace(namespace.key, namespace.root)
         self._namespace_ids[namespace.tag] = namespace_id
         self._by_salt[namespace.salt] = namespace
+        self._salts[namespace.tag] = namespace.salt
         return namespace_id
+
+    def retire_namespace(self, tag: NamespaceTag) -> bool:
+        """Forget a namespace: from here on its salt is unknown and its blocks match nothing. False
+        when it was unknown already.
+
+        Its blocks are dropped in slices, here the first and in `sweep` the others, at a cost of the
+        namespace's own blocks. Where a worker still names some, their names stay until the worker
+        lets go of them: what it chains after them is of an unknown salt, and no orphan.
+        """
+        namespace_id = self._namespace_ids.pop(tag, None)
+        if namespace_id is None:
+            return False
+        salt = self._salts.pop(tag)
+        del self._by_salt[salt]
+        self._index.retire_namespace(namespace_id)
+        self.sweep()
+        return True
+
+    def sweep(self) -> bool:
+        """Drop up to 4,096 blocks of retired namespaces; whether that was all of them."""
+        return self._index.sweep(SWEEP_BLOCKS) == 0
 
     def knows_salt(self, salt: str) -> bool:
         return salt in self._by_salt
+
+    def knows_namespace(self, tag: NamespaceTag) -> bool:
+        return tag in self._namespace_ids
+
+    def namespace_count(self) -> int:
+        return len(self._namespace_ids)
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -222,30 +262,33 @@ class Directory:
     # -- events ------------------------------------------------------------------------------------
 
     def stored(self, worker: WorkerId, event: BlocksStored) -> StoreOutcome:
-        """Take in a run of blocks. Only `STORED` means that all of it is in."""
+        """Take in a run of blocks. Only `STORED` means that all of it is in.
+
+        A run with both a parent and a salt begins a zone: its blocks are of the salt's namespace,
+        chained after the parent, of whatever namespace that is.
+        """
         holder = self._holders[worker]
         if event.block_tokens != holder.block_tokens:
             return StoreOutcome.WRONG_BLOCK_SIZE
         if self._index.held_count(holder.slot) + len(event.hashes) > holder.max_held:
             return StoreOutcome.FULL
-        namespace_id, parent = -1, 0
-        if event.parent is None:
+        namespace_id = -1
+        if event.parent is None or event.salt is not None:
             namespace = self._by_salt.get(event.salt) if event.salt is not None else None
             if namespace is None:
                 return StoreOutcome.UNKNOWN_SALT
             if namespace.model.block_tokens != event.block_tokens:
                 return StoreOutcome.WRONG_BLOCK_SIZE
             namespace_id = self._namespace_ids[namespace.tag]
-        else:
-            parent = event.parent
         count = self._index.store(
             holder.slot,
             event.tier,
             namespace_id,
-            parent,
+            event.parent or 0,
             event.hashes,
             event.tokens,
             event.block_tokens,
+            event.parent is not None,
         )
         return StoreOutcome.STORED if count >= 0 else _CODES[count]
 
@@ -258,18 +301,25 @@ class Directory:
     def predict(self, worker: WorkerId, chain: KeyChain, *, now: Instant, ttl_ms: float) -> None:
         """Expect a chain's blocks at a worker for a while: a request that fills them is on its way.
 
-        A chain in another block size than the worker's says nothing about it and is left out.
+        A chain in another block size than the worker's says nothing about it and is left out; so is
+        one of a new namespace when no more can be admitted.
         """
         holder = self._holders[worker]
-        if holder.block_tokens != chain.block_tokens:
+        namespace_id, lead_id = self._admitted(chain.namespace), self._admitted(chain.public)
+        if holder.block_tokens != chain.block_tokens or namespace_id is None or lead_id is None:
             return
-        namespace_id = self.admit_namespace(chain.namespace)
         # Events that come late confirm late. And one slot's predictions must expire in order, also
         # when a TTL has just become shorter.
         expires_ms = now + ttl_ms + holder.event_age_ms
         holder.predicted_until = max(holder.predicted_until, expires_ms)
         self._index.predict(
-            holder.slot, namespace_id, chain.packed, holder.predicted_until, holder.max_predicted
+            holder.slot,
+            namespace_id,
+            chain.packed,
+            holder.predicted_until,
+            holder.max_predicted,
+            lead_id,
+            chain.public_blocks,
         )
         if holder.digest is not None:
             for _, key in chain.checkpoints():
@@ -277,6 +327,15 @@ class Directory:
                 holder.digest.routed_at[key] = now
             while len(holder.digest.routed_at) > MAX_CHECKPOINTS_PER_HEARTBEAT:
                 holder.digest.routed_at.popitem(last=False)
+
+    def _admitted(self, namespace: Namespace | None) -> int | None:
+        """The namespace's number, -1 for none; None where it is new and there is no room."""
+        if namespace is None:
+            return -1
+        known = self._namespace_ids.get(namespace.tag)
+        if known is not None or len(self._namespace_ids) >= MAX_NAMESPACES:
+            return known
+        return self.admit_namespace(namespace)
 
     def note_event_age(self, worker: WorkerId, age_ms: float) -> None:
         """How old the worker's events are when they come; rises at once, falls by a tenth a batch.
@@ -321,8 +380,11 @@ class Directory:
         self._note_special(worker, holder)
 
     def expire(self, now: Instant) -> None:
-        """Drop predictions whose time has come. Call a few times a second."""
+        """Drop predictions whose time has come, and a slice of what was retired. Call a few times a
+        second.
+        """
         self._index.expire(now)
+        self.sweep()
 
     # -- lookups -----------------------------------------------------------------------------------
 
@@ -330,9 +392,12 @@ class Directory:
         """How many leading blocks of a chain each worker holds. One index walk for all workers.
 
         A worker with another block size matches nothing by itself: the size is part of every key.
+        Where a chain has two zones, both are matched in the one walk.
         """
         device, resident, expected = self._index.match(chain.packed)
-        checkpoints = chain.checkpoints() if self._special else []
+        checkpoints: list[tuple[int, BlockKey]] = []
+        if self._special and self._is_live(chain):
+            checkpoints = chain.checkpoints()
         for holder in self._special.values():
             slot = holder.slot
             if not holder.is_trusted:
@@ -347,6 +412,11 @@ class Directory:
             resident=resident,
             expected=expected,
         )
+
+    def _is_live(self, chain: KeyChain) -> bool:
+        """What heartbeats report outlives a namespace by a heartbeat, and must not count then."""
+        namespaces = (chain.namespace, chain.public or chain.namespace)
+        return all(namespace.tag in self._namespace_ids for namespace in namespaces)
 
     def held_count(self, worker: WorkerId) -> int:
         """Blocks that events say a worker holds."""

@@ -4,6 +4,9 @@
 extra)` with `key_{-1} = namespace.root`. Keyed *and* 256 bits wide: neither chance nor an attacker
 makes two prefixes meet, and nobody without the namespace's secret can name a block (docs/adr/0001).
 
+A chain may have two zones: leading blocks under a public namespace, the rest under the caller's
+own, chained on top (`publics.py`).
+
 Cost: one hash compression a 16-token block natively, about 0.2 us; linear in tokens.
 Must never: make a key without a namespace. Read `directory.py` next.
 """
@@ -23,11 +26,35 @@ CHECKPOINT_TOKENS = (256, 1024, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Blocks in a row that are of one namespace."""
+
+    namespace: Namespace
+    first_block: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChain:
-    """The keys of a prompt's full blocks: `packed` holds `len(chain)` keys of 32 bytes each."""
+    """The keys of a prompt's full blocks: `packed` holds `len(chain)` keys of 32 bytes each.
+
+    The first `public_blocks` of them are of the namespace `public`, all others of `namespace`.
+    Raises ValueError for a public part that does not fit.
+    """
 
     namespace: Namespace
     packed: bytes = field(repr=False)
+    public: Namespace | None = None
+    public_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.public is None:
+            is_fitting = self.public_blocks == 0
+        else:
+            is_same_model = self.public.model == self.namespace.model
+            is_fitting = is_same_model and 0 < self.public_blocks <= len(self)
+        if not is_fitting:
+            raise ValueError(f"{self.public_blocks} public blocks in a chain of {len(self)}")
 
     def __len__(self) -> int:
         return len(self.packed) // DIGEST_BYTES
@@ -41,8 +68,25 @@ class KeyChain:
     def block_tokens(self) -> int:
         return self.namespace.model.block_tokens
 
+    def regions(self) -> tuple[Region, ...]:
+        """Whose blocks they are, first to last: one region, or the public one and the private one.
+
+        The private one may be empty; it is where the rest of the prompt and the answer belong.
+        """
+        rest = len(self) - self.public_blocks
+        private = Region(namespace=self.namespace, first_block=self.public_blocks, block_count=rest)
+        if self.public is None:
+            return (private,)
+        public = Region(namespace=self.public, first_block=0, block_count=self.public_blocks)
+        return (public, private)
+
+    def salt_regions(self) -> list[tuple[int, str]]:
+        """`(first token, salt)` of each region, for workers that can split the salt."""
+        size = self.block_tokens
+        return [(region.first_block * size, region.namespace.salt) for region in self.regions()]
+
     def checkpoints(self) -> list[tuple[int, BlockKey]]:
-        """`(tokens, key)` at 256, 1024 and 4096 tokens, as far as the chain reaches.
+        """`(tokens, key)` at 256, 1024 and 4096 tokens, in either zone, as far as the chain reaches.
 
         Empty when the block size does not divide 256: such a worker has no digest mode.
         """
