@@ -31,7 +31,6 @@ from trunkline.ports.clock import Clock
 MAX_JWKS_BYTES = 64 << 10
 MAX_KEY_COUNT = 32
 MIN_RSA_BITS = 2_048
-FETCH_TIMEOUT_S = 10.0
 _STEP_TIMEOUT_S = 5.0  # one connect, one read: a thread cannot be ended from outside
 
 # The pinned algorithms that a kind of key may be used with: (kty, crv) of the JWK.
@@ -75,7 +74,7 @@ class JwksSource(Protocol):
         ...
 
 
-def jwks_source(where: str) -> JwksSource:
+def jwks_source(where: str, *, timeout_s: float = 10.0) -> JwksSource:
     """A path, an https URL, or an http one on this machine. Raises ConfigError for any other."""
     if "://" not in where:
         return _File(Path(where))
@@ -91,7 +90,7 @@ def jwks_source(where: str) -> JwksSource:
             f"jwks {where[:200]!r}: give a file, an https URL without a user, or http on loopback"
         )
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-    return _Url(where, parts.scheme == "https", host, port, target)
+    return _Url(where, parts.scheme == "https", (host, port), target, timeout_s)
 
 
 def checked_algorithms(names: tuple[str, ...]) -> frozenset[str]:
@@ -182,11 +181,15 @@ class Jwks:
         self.refreshes = 0
         self.failures = 0
         self.read_at: Instant | None = None
-        self._raw = b""
+        self._raw: bytes = b""
 
     def want(self) -> None:
         """Somebody came with a `kid` that is not in the set: read it before its time."""
         self._is_wanted.set()
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._is_wanted.is_set()
 
     async def refresh(self) -> bool:
         """Read the source once; whether it could be used. What was in force stays where not."""
@@ -240,21 +243,28 @@ class _File:
 class _Url:
     """A JWKS behind a URL. One connection a reading; answers other than 200 are failures."""
 
-    def __init__(self, name: str, is_tls: bool, host: str, port: int | None, target: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        is_tls: bool,
+        address: tuple[str, int | None],
+        target: str,
+        timeout_s: float,
+    ) -> None:
         self.name = name
         self._is_tls = is_tls
-        self._host = host
-        self._port = port
+        self._address = address
         self._target = target
+        self._timeout_s = timeout_s
 
     async def read(self) -> bytes:
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=_STEP_TIMEOUT_S)
+        connection = kind(*self._address, timeout=_STEP_TIMEOUT_S)
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 return await asyncio.to_thread(_get, connection, self._target)
         except TimeoutError as error:
-            raise JwksProblem(f"did not come within {FETCH_TIMEOUT_S:g} s") from error
+            raise JwksProblem(f"did not come within {self._timeout_s:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             raise JwksProblem(f"cannot be fetched: {type(error).__name__}") from error
         finally:
