@@ -160,8 +160,6 @@ class Draft:
             raise ValueError(f"epoch {change.epoch} of {subject} is above its revision {rev}")
         if change.bars is not (change.verb == "revoke"):
             raise ValueError(f"{change.verb} of {subject} with bars={change.bars}")
-        if change.bars and subject.kind is SubjectKind.FLEET:
-            raise ValueError("the fleet can be invalidated, not revoked")
         return self._table.raised(subject, change.epoch, rev=rev, bars=change.bars)
 
     def _enabled(self, change: log.SubjectEnabled, rev: int) -> EpochTable:

@@ -27,7 +27,7 @@ from trunkline.control.changes import (
 from trunkline.control.draft import Draft
 from trunkline.control.unbroken import unbroken
 from trunkline.core.credentials import RandomBytes
-from trunkline.core.epochs import EpochTable, Subject
+from trunkline.core.epochs import EpochTable
 from trunkline.errors import Busy, ChangeRefused, RegistryBroken, RegistryDown
 from trunkline.ports.clock import Clock
 from trunkline.ports.store import Store, StoreBroken, StoreConflict, StoreDown
@@ -72,14 +72,24 @@ class Registry:
         """
 
     @classmethod
-    async def load(cls, store: Store, clock: Clock, limits: Limits | None = None) -> Registry:
+    async def load(
+        cls,
+        store: Store,
+        clock: Clock,
+        *,
+        acknowledged_rev: int = 0,
+        limits: Limits | None = None,
+    ) -> Registry:
         """Replay the log. Raises RegistryBroken for a gap, an unknown record or a change that does
         not fit; RegistryDown.
+
+        `acknowledged_rev` is what somebody else remembers of it: the audit log's `audited_rev`
+        shows a restored backup also where the store's own memory was restored with it.
         """
         registry = cls(store, limits)
         try:
             is_unfinished = await registry._replay()
-            high_water = await store.high_water()
+            high_water = max(await store.high_water(), acknowledged_rev)
             if high_water > registry.book.rev or is_unfinished:
                 await registry._mend(high_water, round(clock.wall() * 1_000))
         except StoreDown as error:
@@ -109,27 +119,18 @@ class Registry:
         """An id for an organisation, a tenant or a public prefix: 128 bits in hex."""
         return random_bytes(16).hex()
 
-    def next_epoch(self, subject: Subject) -> int:
-        return self.table.epochs.get(subject, 0) + 1
-
     async def commit(self, change: Change, intent: Intent) -> int:
         """Make a change durable and part of the book; its revision.
 
         Runs to its end when cancelled: what is durable takes effect. Raises ChangeRefused,
         RegistryDown, Busy.
         """
-        return await self.commit_with(lambda _: change, intent)
-
-    async def commit_with(self, make: Callable[[Book], Change], intent: Intent) -> int:
-        """`commit` of a change that is made when its turn comes, from the book as it is then (such
-        as the next epoch of a subject).
-        """
         if self._waiting >= MAX_WAITING_COMMITS:
             raise Busy(f"{self._waiting} changes wait for the registry, at most that many may")
         self._waiting += 1
         try:
             async with self._lock:
-                return await unbroken(self._commit(make, intent))
+                return await unbroken(self._commit(change, intent))
         finally:
             self._waiting -= 1
 
@@ -141,11 +142,11 @@ class Registry:
             raise RegistryDown(str(error)) from error
         return [(rev, _decoded(rev, record)) for rev, record in rows if rev <= self.rev]
 
-    async def _commit(self, make: Callable[[Book], Change], intent: Intent) -> int:
+    async def _commit(self, change: Change, intent: Intent) -> int:
         for _ in range(_ATTEMPTS):
             if self._is_unsure:
                 await self._settle()
-            entry = Entry(change=make(self._book), intent=intent)
+            entry = Entry(change=change, intent=intent)
             record, book = self._prepared(entry)
             try:
                 rev = await self._store.append(self.rev, record)
