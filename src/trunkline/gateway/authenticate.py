@@ -136,7 +136,7 @@ class Credentials:
         self._tokens = tokens
         self._limits = limits or AuthLimits()
         self._known: OrderedDict[bytes, Credential] = OrderedDict()
-        self._sources = WrongSources(self._limits, clock)
+        self.sources = WrongSources(self._limits, clock)
 
     def swap(self, book: KeyBook) -> None:
         """The keys as they are now: what is revoked in it is refused from this call on."""
@@ -173,12 +173,12 @@ class Credentials:
     def _key(
         self, authorization: bytes, given: bytes, address: str
     ) -> Credential | CredentialProblem:
-        if self._sources.is_limited(address):
+        if self.sources.is_limited(address):
             return CredentialProblem.LIMITED
         outcome = self._book.check(given, self._hash_secret, self._wall() * 1_000.0)
         if isinstance(outcome, CredentialProblem):
             if outcome not in _OUTDATED:  # who knows the secret does not guess
-                self._sources.failed(address)
+                self.sources.failed(address)
             return outcome
         if len(authorization) <= _MAX_KEY_HEADER_BYTES:
             self._known[hashlib.blake2b(authorization, digest_size=32).digest()] = outcome
@@ -192,11 +192,11 @@ class Credentials:
         known = tokens.known(given)
         if known is not None:
             return known
-        if self._sources.is_limited(address):
+        if self.sources.is_limited(address):
             return CredentialProblem.LIMITED
         outcome = tokens.check(given)
         if isinstance(outcome, CredentialProblem):
-            self._sources.failed(address)
+            self.sources.failed(address)
         return outcome
 
 

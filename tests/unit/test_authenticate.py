@@ -1,0 +1,373 @@
+"""Who is asking: one refusal for every cause, swaps that count at once, floods of wrong keys."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trunkline.core.credentials import (
+    Credential,
+    CredentialProblem,
+    KeyBook,
+    KeyRecord,
+    draw_key,
+    secret_hash_under,
+)
+from trunkline.core.principals import Principal
+from trunkline.core.records import BootInstant, Instant, WallTime
+from trunkline.gateway.authenticate import (
+    MAX_AUTHORIZATION_BYTES,
+    REFUSAL,
+    Authenticator,
+    AuthLimits,
+    Credentials,
+    OpenDoor,
+    StaticKey,
+    network_of,
+)
+from trunkline.gateway.contracts import ClientError
+
+HASH = secret_hash_under(bytes(range(32)))
+HOME = "192.0.2.1"
+
+
+class HandClock:
+    """Stands until a test moves it."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000.0
+
+    def now(self) -> Instant:
+        return Instant(self.ms)
+
+    def boot(self) -> BootInstant:
+        return BootInstant(self.ms)
+
+    def wall(self) -> WallTime:
+        return WallTime(self.ms / 1_000.0)
+
+
+def drawn(number: int) -> tuple[str, KeyRecord]:
+    key = draw_key(random.Random(number).randbytes, HASH)
+    tenant = f"{number:032x}"
+    record = KeyRecord(key_id=key.key_id, org="0a" * 16, tenant=tenant, secret_hash=key.secret_hash)
+    return key.text, record
+
+
+TEXT, RECORD = drawn(1)
+HEADER = f"Bearer {TEXT}".encode()
+
+
+class Desk:
+    """One `Credentials` with its clock, and a count of the hashes it made."""
+
+    def __init__(self, *, limits: AuthLimits | None = None, records: int = 1) -> None:
+        self.clock = HandClock()
+        self.hashes = 0
+        self.book = KeyBook(drawn(number)[1] for number in range(1, records + 1))
+        self.door = Credentials(
+            book=self.book, hash_secret=self._hash, clock=self.clock, limits=limits
+        )
+
+    def _hash(self, secret: bytes) -> bytes:
+        self.hashes += 1
+        return HASH(secret)
+
+    def swap(self, book: KeyBook) -> None:
+        self.book = book
+        self.door.swap(book)
+
+    def is_open(self, header: bytes, address: str = HOME) -> bool:
+        try:
+            self.door.principal(header, address)
+        except ClientError as error:
+            if error.refusal is not REFUSAL:
+                raise
+            return False
+        return True
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR"])
+@pytest.mark.parametrize("blanks", [" ", "   "])
+def test_the_right_key_is_its_principal_whatever_the_case_of_the_scheme(
+    scheme: str, blanks: str
+) -> None:
+    principal = Desk().door.principal(f"{scheme}{blanks}{TEXT}".encode(), HOME)
+    assert (principal.tenant, principal.actor) == (RECORD.tenant, RECORD.key_id)
+
+
+WRONG: dict[str, tuple[bytes, CredentialProblem]] = {
+    "none": (b"", CredentialProblem.MISSING),
+    "scheme alone": (b"Bearer", CredentialProblem.MALFORMED),
+    "scheme and a blank": (b"Bearer ", CredentialProblem.MALFORMED),
+    "no scheme": (TEXT.encode(), CredentialProblem.MALFORMED),
+    "basic": (b"Basic " + TEXT.encode(), CredentialProblem.MALFORMED),
+    "a tab": (b"Bearer\t" + TEXT.encode(), CredentialProblem.MALFORMED),
+    "two keys": (HEADER + b", " + HEADER, CredentialProblem.MALFORMED),
+    "unknown": (b"Bearer " + drawn(2)[0].encode(), CredentialProblem.UNKNOWN),
+    "wrong secret": (HEADER[:-1] + b"_", CredentialProblem.WRONG),
+    "SQL": (b"Bearer pk_' OR '1'='1", CredentialProblem.MALFORMED),
+    "LDAP": (b"Bearer *)(uid=*))(|(uid=*", CredentialProblem.MALFORMED),
+    "format": (b"Bearer %s%n{0.__class__}", CredentialProblem.MALFORMED),
+    "not ASCII": ("Bearer ключ".encode(), CredentialProblem.MALFORMED),
+    "latin": (b"Bearer \xff\xfe", CredentialProblem.MALFORMED),
+    "oversized": (b"Bearer " + b"a" * MAX_AUTHORIZATION_BYTES, CredentialProblem.MALFORMED),
+    "a token where none are taken": (b"Bearer a.b.c", CredentialProblem.MALFORMED),
+}
+
+
+@pytest.mark.parametrize(("header", "reason"), WRONG.values(), ids=WRONG.keys())
+def test_whatever_is_wrong_the_client_sees_one_refusal_and_operators_the_reason(
+    header: bytes, reason: CredentialProblem
+) -> None:
+    desk = Desk()
+    with pytest.raises(ClientError) as refused:
+        desk.door.principal(header, HOME)
+    assert refused.value.refusal is REFUSAL
+    assert (REFUSAL.status, REFUSAL.code, REFUSAL.param) == (401, "invalid_api_key", None)
+    assert str(refused.value) == REFUSAL.message
+    assert refused.value.__cause__ is None
+    assert desk.door.refusals == {reason: 1}
+
+
+def test_a_known_key_is_not_hashed_again() -> None:
+    desk = Desk()
+    assert all(desk.is_open(HEADER) for _ in range(5))
+    assert desk.hashes == 1
+
+
+def test_a_revoked_key_stops_with_the_swap() -> None:
+    desk = Desk(records=2)
+    assert desk.is_open(HEADER)
+    desk.swap(desk.book.replaced(replace(RECORD, is_revoked=True)))
+    assert not desk.is_open(HEADER)
+    assert desk.door.refusals == {CredentialProblem.REVOKED: 1}
+
+
+def test_a_key_that_is_gone_or_was_given_another_secret_stops_with_the_swap() -> None:
+    desk = Desk()
+    assert desk.is_open(HEADER)
+    desk.swap(KeyBook([replace(RECORD, secret_hash=bytes(32))]))
+    assert not desk.is_open(HEADER)
+    desk.swap(KeyBook())
+    assert not desk.is_open(HEADER)
+
+
+def test_a_changed_record_counts_from_the_swap_on() -> None:
+    desk = Desk()
+    assert desk.door.principal(HEADER, HOME).models is None
+    desk.swap(desk.book.replaced(replace(RECORD, models=frozenset({"small"}))))
+    assert desk.door.principal(HEADER, HOME).models == {"small"}
+
+
+def test_a_swap_that_leaves_a_key_as_it_was_leaves_it_known() -> None:
+    desk = Desk()
+    assert desk.is_open(HEADER)
+    desk.swap(KeyBook([replace(RECORD), drawn(2)[1]]))
+    assert desk.is_open(HEADER)
+    assert desk.hashes == 1
+
+
+def test_a_known_key_ends_at_its_time() -> None:
+    desk = Desk()
+    end_ms = int(desk.clock.ms) + 1_000
+    desk.swap(KeyBook([replace(RECORD, not_after_ms=end_ms)]))
+    assert desk.is_open(HEADER)
+    desk.clock.ms = end_ms - 0.5
+    assert desk.is_open(HEADER)
+    desk.clock.ms = float(end_ms)
+    assert not desk.is_open(HEADER)
+    assert desk.door.refusals == {CredentialProblem.EXPIRED: 1}
+
+
+def test_known_keys_are_bounded_and_the_longest_unused_goes_first() -> None:
+    desk = Desk(limits=AuthLimits(max_known_keys=3), records=4)
+    first, second, third, fourth = (f"Bearer {drawn(n)[0]}".encode() for n in range(1, 5))
+    for header in (first, second, third, first, fourth):
+        assert desk.is_open(header)
+    assert desk.hashes == 4
+    assert desk.is_open(first)
+    assert desk.hashes == 4
+    assert desk.is_open(second)
+    assert desk.hashes == 5
+
+
+def wrong_headers(count: int) -> list[bytes]:
+    """Of all kinds: wrong secrets of a real key, unknown ids, nonsense."""
+    dice = random.Random(7)
+    made: list[bytes] = []
+    for number in range(count):
+        text = draw_key(dice.randbytes, HASH).text
+        kinds = (f"pk_{RECORD.key_id}{text[19:]}", text, f"' OR {number}=1")
+        made.append(f"Bearer {kinds[number % 3]}".encode())
+    return made
+
+
+class TestFloods:
+    """Many wrong credentials from one address."""
+
+    def test_10_000_wrong_keys_are_all_refused_alike_and_few_are_looked_at(self) -> None:
+        desk = Desk()
+        assert not any(desk.is_open(header) for header in wrong_headers(10_000))
+        assert sum(desk.door.refusals.values()) == 10_000
+        assert desk.door.refusals[CredentialProblem.LIMITED] == 10_000 - desk.hashes
+        assert desk.hashes == AuthLimits().wrong_burst
+
+    def test_the_limit_ends_with_time(self) -> None:
+        desk = Desk()
+        for header in wrong_headers(100):
+            desk.is_open(header)
+        assert not desk.is_open(HEADER)
+        desk.clock.ms += 999.0
+        assert not desk.is_open(HEADER)
+        desk.clock.ms += 1.0
+        assert desk.is_open(HEADER)
+
+    def test_known_keys_from_the_same_address_are_served_on_and_through_a_swap(self) -> None:
+        desk = Desk()
+        assert desk.is_open(HEADER)
+        for header in wrong_headers(100):
+            desk.is_open(header)
+        assert desk.is_open(HEADER)
+        desk.swap(desk.book.replaced(drawn(2)[1]))
+        assert desk.is_open(HEADER)
+
+    def test_other_addresses_are_not_limited(self) -> None:
+        desk = Desk()
+        for header in wrong_headers(100):
+            desk.is_open(header)
+        assert desk.is_open(HEADER, "192.0.2.2")
+
+    def test_a_good_key_costs_its_address_nothing(self) -> None:
+        desk = Desk(limits=AuthLimits(wrong_burst=2, max_known_keys=1), records=3)
+        headers = [f"Bearer {drawn(n)[0]}".encode() for n in range(1, 4)]
+        assert all(desk.is_open(header) for _ in range(5) for header in headers)
+        assert len(desk.door.sources) == 0
+
+    def test_an_expired_key_is_no_guess(self) -> None:
+        desk = Desk()
+        desk.swap(KeyBook([replace(RECORD, not_after_ms=5)]))
+        assert not any(desk.is_open(HEADER) for _ in range(100))
+        assert desk.door.refusals == {CredentialProblem.EXPIRED: 100}
+
+    def test_the_table_of_addresses_is_bounded(self) -> None:
+        desk = Desk(limits=AuthLimits(max_sources=50))
+        for number, header in enumerate(wrong_headers(500)):
+            desk.is_open(header, f"198.51.{number % 250}.{number // 250}")
+            assert len(desk.door.sources) <= 50
+        assert len(desk.door.sources) == 50
+
+    def test_addresses_that_became_quiet_are_forgotten(self) -> None:
+        desk = Desk()
+        for number, header in enumerate(wrong_headers(40)):
+            desk.is_open(header, f"198.51.100.{number}")
+        assert len(desk.door.sources) == 40
+        desk.clock.ms += 1_000.0
+        desk.is_open(b"Bearer no", HOME)
+        assert len(desk.door.sources) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("no:address", "no:address", True),
+        ("", "192.0.2.1", False),
+    ],
+)
+def test_a_source_is_an_ipv4_address_or_a_64_of_ipv6(one: str, other: str, is_same: bool) -> None:
+    assert (network_of(one) == network_of(other)) is is_same
+
+
+class Tokens:
+    """Knows one good token, after it was checked once."""
+
+    def __init__(self, principal: Principal) -> None:
+        self.credential = Credential(principal=principal)
+        self.checks = 0
+        self.is_known = False
+
+    def known(self, token: bytes) -> Credential | None:
+        return self.credential if self.is_known and token == b"good.good.good" else None
+
+    def check(self, token: bytes) -> Credential | CredentialProblem:
+        self.checks += 1
+        self.is_known = self.is_known or token == b"good.good.good"
+        return self.credential if token == b"good.good.good" else CredentialProblem.WRONG
+
+
+def with_tokens() -> tuple[Credentials, Tokens]:
+    tokens = Tokens(Principal(org="o", tenant="t", user="ann", actor="ann", auth_method="jwt"))
+    door = Credentials(book=KeyBook([RECORD]), hash_secret=HASH, clock=HandClock(), tokens=tokens)
+    return door, tokens
+
+
+def test_keys_and_tokens_are_taken_side_by_side() -> None:
+    door, tokens = with_tokens()
+    assert door.principal(b"Bearer good.good.good", HOME).auth_method == "jwt"
+    assert door.principal(HEADER, HOME).auth_method == "key"
+    assert door.principal(b"Bearer good.good.good", HOME).auth_method == "jwt"
+    assert tokens.checks == 1
+
+
+def test_a_flood_of_wrong_tokens_is_not_verified_beyond_the_limit() -> None:
+    door, tokens = with_tokens()
+    door.principal(b"Bearer good.good.good", HOME)
+    for number in range(1_000):
+        with pytest.raises(ClientError):
+            door.principal(b"Bearer wrong.wrong.%d" % number, HOME)
+    assert tokens.checks == 1 + AuthLimits().wrong_burst
+    assert door.principal(b"Bearer good.good.good", HOME).user == "ann"
+
+
+ONE = Principal(org="o", tenant="t", actor="static", auth_method="operator")
+
+
+def test_an_open_door_takes_everybody_for_the_one_principal() -> None:
+    door = OpenDoor(ONE)
+    for header in (b"", b"Bearer x", b"\xff" * 100_000):
+        assert door.principal(header, HOME) is ONE
+
+
+def test_a_static_key_opens_and_nothing_else_does() -> None:
+    door = StaticKey("open sesame ä", ONE)
+    assert door.principal("bearer open sesame ä".encode(), HOME) is ONE
+    wrong = [header for header, _ in WRONG.values()]
+    for header in [*wrong, b"Bearer open sesame", b"Bearer open sesame \xe4"]:
+        with pytest.raises(ClientError) as refused:
+            door.principal(header, HOME)
+        assert refused.value.refusal is REFUSAL
+    assert sum(door.refusals.values()) == len(wrong) + 2
+
+
+def test_an_empty_static_key_is_refused_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match="OpenDoor"):
+        StaticKey("", ONE)
+
+
+MAKERS: list[Callable[[], Authenticator]] = [
+    lambda: StaticKey("k", ONE),
+    lambda: Desk().door,
+    lambda: with_tokens()[0],
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(header=st.binary(max_size=200) | st.binary(max_size=80).map(lambda tail: b"Bearer " + tail))
+def test_no_header_breaks_a_door(make: Callable[[], Authenticator], header: bytes) -> None:
+    door = make()
+    if header.strip(b" ")[7:].strip(b" ") in (b"k", TEXT.encode(), b"good.good.good"):
+        return
+    with pytest.raises(ClientError) as refused:
+        door.principal(header, HOME)
+    assert refused.value.refusal is REFUSAL
+    assert sum(door.refusals.values()) == 1
