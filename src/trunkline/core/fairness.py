@@ -87,6 +87,11 @@ class FairQueue(Generic[Item]):
         """Tenants of which anything is kept."""
         return len(self._tenants)
 
+    @property
+    def heap_sizes(self) -> tuple[int, int]:
+        """Of the heads and of the debts, stale entries included: for a look at the bound."""
+        return len(self._heads), len(self._debts)
+
     def depth(self, tenant: str) -> int:
         state = self._tenants.get(tenant)
         return 0 if state is None else len(state.entries)

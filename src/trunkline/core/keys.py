@@ -86,7 +86,7 @@ class KeyChain:
         return [(region.first_block * size, region.namespace.salt) for region in self.regions()]
 
     def checkpoints(self) -> list[tuple[int, BlockKey]]:
-        """`(tokens, key)` at 256, 1024 and 4096 tokens, in either zone, as far as the chain reaches.
+        """`(tokens, key)` at 256, 1024 and 4096 tokens, as far as the chain (of two zones) reaches.
 
         Empty when the block size does not divide 256: such a worker has no digest mode.
         """

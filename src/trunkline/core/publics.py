@@ -122,7 +122,8 @@ class PublicBook:
 
     def __init__(self, prefixes: Iterable[PublicPrefix] = ()) -> None:
         """Raises ValueError beyond 256 prefixes or 4 Mi tokens, or for an id that comes twice."""
-        self._prefixes = {prefix.public_id: prefix for prefix in (listed := tuple(prefixes))}
+        listed = tuple(prefixes)
+        self._prefixes = {prefix.public_id: prefix for prefix in listed}
         if len(self._prefixes) < len(listed):
             raise ValueError("two public prefixes have one id")
         if len(listed) > MAX_PREFIXES:
