@@ -100,13 +100,10 @@ class FleetPicker:
         """Choose a worker. Awaitable only while a long prompt is tokenised. Raises NoWorker,
         ClientError for a prompt that is too long, ValueError.
         """
-        if request.prompt is None:
-            self.accounts.unread_prompts += 1
-            return self._pick(request, None, tried)
-        tokens = self._prompts.tokens(request)
-        if tokens is not None:
-            return self._pick(request, tokens, tried)
-        return self._pick_later(request, tried)
+        reading = self.read(request)
+        if reading is None:
+            return self._pick(request, tried)
+        return self._pick_later(request, reading, tried)
 
     def first_byte(self, pick: Pick) -> None:
         ticket: Ticket = pick.ticket
@@ -138,24 +135,55 @@ class FleetPicker:
             # computed: if the worker died of it, its health or its events will say so.
             self._retract(ticket, ticket.keys)
 
+    # -- what a line in front of it asks ---------------------------------------------------------
+
+    def read(self, request: InferenceRequest) -> Awaitable[None] | None:
+        """Turn the prompt into tokens, once for all attempts: `pick` answers at once from then on.
+        Awaitable while that takes long. Raises as `pick` does for a prompt.
+        """
+        if request.prompt is None:
+            return None
+        tokens = self._prompts.tokens(request)
+        if tokens is None:
+            return self._read_later(request)
+        self._has_read(request, tokens)
+        return None
+
+    def settle(self) -> None:
+        """Prefills that nothing was heard of, and that were predicted to be over by now, are."""
+        self._tickets.settle(self._clock.now())
+
+    def uncached_tokens(self, pick: Pick) -> int:
+        """What the worker of this attempt is expected to compute."""
+        decision: Decision = pick.ticket.decision
+        return decision.prompt_tokens - decision.matched_tokens
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _measure(self) -> None:
         told = (target.max_model_len for target in self._targets.values())
         self._max_tokens = min((most for most in told if most is not None), default=None)
 
-    async def _pick_later(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
-        return self._pick(request, await self._prompts.tokens_later(request), tried)
+    async def _read_later(self, request: InferenceRequest) -> None:
+        self._has_read(request, await self._prompts.tokens_later(request))
 
-    def _pick(
-        self, request: InferenceRequest, tokens: array[int] | None, tried: frozenset[WorkerId]
+    def _has_read(self, request: InferenceRequest, tokens: array[int]) -> None:
+        if self._max_tokens is not None and len(tokens) > self._max_tokens:
+            raise too_long(request.prompt, len(tokens), self._max_tokens)
+        request.prompt = tokens  # a second attempt does not tokenise again
+
+    async def _pick_later(
+        self, request: InferenceRequest, reading: Awaitable[None], tried: frozenset[WorkerId]
     ) -> Pick:
+        await reading
+        return self._pick(request, tried)
+
+    def _pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
+        tokens = request.prompt if isinstance(request.prompt, array) else None
+        if tokens is None:
+            self.accounts.unread_prompts += 1
         now = self._clock.now()
         self._tickets.settle(now)
-        if tokens is not None:
-            if self._max_tokens is not None and len(tokens) > self._max_tokens:
-                raise too_long(request.prompt, len(tokens), self._max_tokens)
-            request.prompt = tokens  # a second attempt does not tokenise again
         chains = self._chains(request.grant, tokens)
         decision = self._router.route(
             RouteRequest(
