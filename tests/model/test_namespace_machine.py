@@ -123,7 +123,8 @@ class Twins:
         (way, alias), parent = (known or list(self.names.items()))[
             pick % (len(known) or len(self.names))
         ]
-        if len(way) > 6:
+        is_long = len(way) > 6
+        if is_long:
             return
         number = -1 if zone is None else self.numbers[zone]
         secret = way[-1][0] if zone is None else zone

@@ -97,27 +97,60 @@ def test_rolling_hash_differential_gets_different_keys() -> None:
     )
 
 
-def test_structured_neighbours_never_meet() -> None:
-    """Shifts, swaps, moved boundaries, integer widths and trailing zeros of random blocks."""
+def neighbours(draw: random.Random) -> tuple[list[int], list[list[int]]]:
+    """A random block, and ten that differ from it in what a careless encoding or a weak hash loses:
+    shifts, swaps, moved boundaries, integer widths, zeros at the ends, differentials.
+    """
+    block = [draw.randrange(1, 128_256) for _ in range(16)]
+    at = draw.randrange(15)
+    before, one, other, after = block[:at], block[at], block[at + 1], block[at + 2 :]
+    return block, [
+        [*block[1:], block[0]],
+        [*before, other + (one == other), one, *after],
+        [*block[:-1], 0],
+        [0, *block[:-1]],
+        [*before, one | other << 16 & 0xFFFF_FFFF, other ^ 1, *after],
+        [token << 8 for token in block],
+        [token << 15 for token in block],
+        [*before, one ^ 1 << draw.randrange(32), other, *after],
+        [*before, one + 1_000, other - 31_000 & 0xFFFF_FFFF, *after],
+        [*before, one - 1, other + 31, *after],
+    ]
+
+
+def test_a_hundred_thousand_structured_pairs_never_meet() -> None:
+    """S6. Neither the two of a pair, nor anything with anything."""
     draw = random.Random(6)
-    seen: dict[bytes, tuple[int, ...]] = {}
-    for _ in range(2_000):
-        block = [draw.randrange(128_256) for _ in range(16)]
-        at = draw.randrange(15)
-        swapped = [*block[:at], block[at + 1], block[at], *block[at + 2 :]]
-        neighbours = [
-            block,
-            [*block[1:], block[0]],
-            swapped,
-            [*block[:-1], 0],
-            [0, *block[:-1]],
-            [*block[:at], block[at] + (block[at + 1] << 16) & 0xFFFF_FFFF, *block[at + 1 :]],
-            [token * 256 for token in block],
-            [*block[:at], block[at] ^ 1 << draw.randrange(32), *block[at + 1 :]],
-        ]
-        for ids in neighbours:
-            key = bytes(chain(namespace(), as_tokens(ids))[0])
-            assert seen.setdefault(key, tuple(ids)) == tuple(ids)
+    space = namespace()
+    seen: dict[bytes, bytes] = {}
+    for _ in range(10_000):
+        block, others = neighbours(draw)
+        for ids in (block, *others):
+            tokens = as_tokens(ids)
+            assert ids is block or ids != block
+            key = chain(space, tokens).packed
+            assert seen.setdefault(key, tokens.tobytes()) == tokens.tobytes()
+    assert len(seen) > 109_000, "pairs that are equal prove nothing"
+
+
+def test_parts_without_a_length_before_them_would_meet_and_ours_do_not() -> None:
+    """S6: pairs that plain joining makes equal, in scopes, in models and between the two."""
+    pairs = [
+        (("org_1", "2345"), ("org_12345", "")),
+        (("org_1", "2345"), ("org_12", "345")),
+        (("a", "b\x00c"), ("a\x00b", "c")),
+        (("a/b", "c"), ("a", "b/c")),
+        (("a", "b\x03\x00\x01\x00\x00\x00c"), ("a", "b")),
+    ]
+    for (org, tenant), (other_org, other_tenant) in pairs:
+        spaces: list[Namespace] = []
+        for one, two in ((org, tenant), (other_org, other_tenant)):
+            kind = ScopeKind.TENANT if two else ScopeKind.ORG
+            spaces.append(namespace(scope=Scope(kind=kind, org=one, tenant=two)))
+            model = ModelIdentity(model_id=one, weights_digest=two, block_tokens=16)
+            spaces.append(derive_namespace(ROOT_KEY, TENANT, model))
+        keys = [chain(space, as_tokens(range(16))).packed for space in spaces]
+        assert len(set(keys)) == len({space.tag for space in spaces}) == 4
 
 
 def test_arrays_of_equal_length_differ_and_1234_shares_nothing_with_12345() -> None:
