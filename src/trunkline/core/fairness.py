@@ -149,6 +149,23 @@ class FairQueue(Generic[Item]):
         self._forgive()
         return entry
 
+    def recharge(self, entry: Waiting[Item], cost_tokens: float) -> None:
+        """Say what the entry that was taken last has really cost, before another one is taken."""
+        assert cost_tokens >= 0.0, cost_tokens
+        state = self._tenants.get(entry.tenant)
+        cost_tokens = max(cost_tokens, 1.0)
+        if state is None or cost_tokens == entry.cost_tokens:
+            return  # at the bound of those that rest it may have been forgiven
+        assert entry not in state.entries, "an entry that still waits has cost nothing yet"
+        state.finish = self._virtual + cost_tokens / state.weight
+        entry.cost_tokens = cost_tokens
+        if state.entries:
+            self._line_up(state, state.finish)
+            return
+        self._resting_count -= 1
+        self._rest(state)
+        self._forgive()
+
     def cancel(self, entry: Waiting[Item]) -> bool:
         """Take an entry out that nobody waits for any more; whether it was still in. It costs its
         tenant nothing.

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from trunkline.core.records import Instant
 
+_ROUNDING_MS = 0.001
+"""Who waited as long as was said is let in, whatever the last digits of a float say."""
+
 
 class TokenBucket:
     """A rate with a burst. Full at first; may go into debt, which then has to be waited off.
@@ -36,14 +39,19 @@ class TokenBucket:
     def wait_ms(self, amount: float, now: Instant) -> float:
         """How long until so much may be taken; 0 where it may be now. Takes nothing."""
         self._fill(now)
-        missing = min(amount, self._burst) - self._level
-        return max(missing, 0.0) / self._per_ms
+        wait_ms = (min(amount, self._burst) - self._level) / self._per_ms
+        return wait_ms if wait_ms > _ROUNDING_MS else 0.0
 
     def charge(self, amount: float, now: Instant) -> None:
         """Take so much, into debt if need be."""
         assert amount >= 0.0, amount
         self._fill(now)
         self._level -= amount
+
+    def level(self, now: Instant) -> float:
+        """What is in it; below 0 while it is in debt."""
+        self._fill(now)
+        return self._level
 
     def is_full(self, now: Instant) -> bool:
         """Whether it is as a new one: forgetting it changes nothing."""
@@ -102,6 +110,19 @@ class RateLimits:
         buckets = self._tenants.get(tenant)
         if buckets is not None and buckets.tokens is not None:
             buckets.tokens.charge(tokens, now)
+
+    def levels(self, tenant: str, now: Instant) -> tuple[float | None, float | None]:
+        """What is in its buckets of requests and of tokens; None for one that is full or has no
+        limit.
+        """
+        buckets = self._tenants.get(tenant)
+        if buckets is None:
+            return None, None
+        requests, tokens = buckets.requests, buckets.tokens
+        return (
+            None if requests is None else requests.level(now),
+            None if tokens is None else tokens.level(now),
+        )
 
     def _forget(self, now: Instant) -> None:
         """At most two a call, so that none pays for all."""
