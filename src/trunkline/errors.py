@@ -16,6 +16,10 @@ class GatewayError(Exception):
     kind: ClassVar[str] = "internal_error"
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    retry_after_s: int = 1
+    """What `Retry-After` says beside a status of 429 or 503."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further header lines of its answer."""
 
 
 class WorkerLost(GatewayError):

@@ -69,7 +69,9 @@ def failed(error: GatewayError, request_id: str) -> Answer:
     """The answer where the gateway or the fleet is at fault."""
     if isinstance(error, ClientError):
         return refused(error.refusal, request_id)
-    headers = (("retry-after", str(RETRY_AFTER_S)),) if error.status in {429, 503} else ()
+    headers = error.headers
+    if error.status in {429, 503}:
+        headers = (("retry-after", str(error.retry_after_s)), *headers)
     return Answer(
         status=error.status,
         body=_error_body(error.kind, error.code, str(error), None, request_id),

@@ -124,6 +124,8 @@ class InferenceRequest:
     """Estimate of what is to be computed beside `prompt`: the rest of a batch, and copies."""
     adds_special_tokens: bool | None = None
     """As the client said; None leaves it to the endpoint."""
+    limit_headers: tuple[tuple[str, str], ...] = ()
+    """What its answer tells of its tenant's rate limits; empty where there are none."""
 
 
 @dataclass(slots=True, kw_only=True)

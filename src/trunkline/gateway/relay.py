@@ -267,6 +267,8 @@ def own_lines(request: InferenceRequest, pick: Pick | None) -> bytes:
         own += f"x-trunkline-decision: {pick.decision_header}\r\n"
     if request.began_session:
         own += f"x-trunkline-session: {request.began_session}\r\n"
+    for name, value in request.limit_headers:
+        own += f"{name}: {value}\r\n"
     return own.encode("latin-1")
 
 
