@@ -1,4 +1,4 @@
-"""Floors and caps of the worker's store: who gives way to whom, and the store beside a naive twin."""
+"""Floors and caps of the worker's store: who gives way to whom; the store beside a naive twin."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ def test_the_first_private_block_is_told_with_its_salt_and_the_public_block_befo
     assert event.tokens == _prompt()[32:64]
     wire = msgspec.msgpack.decode(encode_batch(0, [event], 0))[1][0]
     assert wire["extra_keys"] == [["a"], None]
+    assert event.parent is not None
     assert wire["parent_block_hash"] == int.from_bytes(event.parent[-8:], "big")
     (read,) = decode_batch(0, encode_batch(0, [event], 0)).events
     assert isinstance(read, BlocksStored)

@@ -1,4 +1,4 @@
-"""A store of the simulated worker under a fence and a clock that the test moves, and its tickets."""
+"""A store of the simulated worker under a fence, with a clock that the test moves; tickets."""
 
 from __future__ import annotations
 

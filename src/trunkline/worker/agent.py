@@ -110,6 +110,7 @@ class Agent:
         return JSONResponse(
             {
                 "rev": wire.rev,
+                "boot_nonce": self.fence.freshness.boot_nonce,
                 "aborted": erasure.aborted,
                 "condemned_blocks": erasure.condemned_blocks,
                 "condemned_bytes": {"device": erasure.condemned_bytes},
