@@ -18,6 +18,7 @@ from trunkline.core.epochs import EpochTable, domain_of, framed, scoped
 from trunkline.core.identity import Epochs, ScopeKind
 from trunkline.core.principals import Principal, Role, narrowed
 from trunkline.errors import GatewayError
+from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import EVERYBODY, ClientError, Grant, InferenceRequest, Refusal
 
 MAX_GRANTS = 65_536
@@ -83,14 +84,17 @@ class Tenancy:
         has_lease: Callable[[], bool],
         session_key: bytes,
         draw: Callable[[int], bytes],
+        allowance: Allowance | None = None,
     ) -> None:
         """`has_lease` says whether the table may be believed now; `session_key` (32 bytes) binds
-        sessions to their users; `draw(n)` gives n unguessable bytes.
+        sessions to their users; `draw(n)` gives n unguessable bytes; without an `allowance` nobody
+        has a rate limit.
         """
         self._authenticate = authenticate
         self._has_lease = has_lease
         self._session_key = session_key
         self._draw = draw
+        self._allowance = allowance
         self._table = EpochTable()
         self._grants: OrderedDict[Asked, Grant] = OrderedDict()
 
@@ -129,7 +133,11 @@ class Tenancy:
         wish: ScopeKind | None,
         session: bytes | None,
     ) -> None:
-        """Give a request its grant, and where it wishes a session and names none, a session."""
+        """Give a request its grant, and where it wishes a session and names none, a session.
+        Raises RateLimited, before anything else, where its tenant asks too much.
+        """
+        if self._allowance is not None:
+            self._allowance.admit(principal.tenant)
         known = ""
         if wish is ScopeKind.SESSION:
             if session is None:
@@ -139,6 +147,24 @@ class Tenancy:
                 known = self.session(principal, session.decode("latin-1"))
         request.grant = self.admit(
             Asked(principal=principal, model=request.model, wish=wish, session=known)
+        )
+
+    def renew(self, request: InferenceRequest) -> None:
+        """A request that waited is sent under the table and the lease of now, not those of when it
+        came. Raises ClientError for what is barred by now.
+        """
+        grant = request.grant
+        scope = grant.scope
+        is_current = grant.admission.rev == self._table.changed_rev
+        if is_current and (scope is None or self._has_lease()):
+            return
+        request.grant = self.admit(
+            Asked(
+                principal=grant.principal,
+                model=request.model,
+                wish=ScopeKind.NONE if scope is None else scope.kind,
+                session="" if scope is None else scope.session,
+            )
         )
 
     def objection(self, grant: Grant) -> GatewayError | None:
