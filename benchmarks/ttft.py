@@ -25,6 +25,7 @@ async def measure(requests: int) -> dict[str, object]:
     worker = await start_child("worker", ["worker", "--profile", "fifo:5,0.0001,300"])
     await worker.wait_ready()
     words = ["serve", "--worker-urls", worker.ready["url"], "--port", "0", "--admin-port", "0"]
+    words += ["--auth", "off"]
     gateway = await start_child("gateway", words)
     await gateway.wait_ready()
     url = gateway.ready["url"]

@@ -19,7 +19,7 @@ from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, der
 from trunkline.core.profiles import profile_named
 from trunkline.core.routing import Router
 from trunkline.errors import ConfigError
-from trunkline.gateway.namespaces import Namespaces
+from trunkline.gateway.namespaces import CacheQuota, Namespaces
 from trunkline.gateway.picker import FleetPicker
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tokenise import PromptTokens
@@ -39,6 +39,8 @@ class Given:
     clock: Clock
     draw: Callable[[int], bytes]
     """`draw(n)`: n unguessable bytes."""
+    quota_of: Callable[[str], CacheQuota | None]
+    """What a tenant, by its id, may hold of a worker's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,4 +108,4 @@ def _namespaces(directory: Directory, served: FleetModel, given: Given) -> Names
         )
         return derive_namespace(given.root_key, scope, identity, epochs)
 
-    return Namespaces(derive, directory, draw=given.draw)
+    return Namespaces(derive, directory, draw=given.draw, quota_of=given.quota_of)

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from trunkline.leaf import read_root_key
 if TYPE_CHECKING:
     from trunkline.adapters.zmq_events import EventContext
     from trunkline.assembly import Core
+    from trunkline.authority import Authority
     from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
     from trunkline.control.views import WorkerSpec
@@ -72,6 +73,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     """Serve until SIGINT or SIGTERM, on the running loop. `hide` keeps a secret out of logs."""
     from trunkline import cli, observe
     from trunkline.adapters.zmq_events import event_context
+    from trunkline.authority import open_authority
     from trunkline.control.membership import MAX_WORKERS, Membership
     from trunkline.gateway.admin import admin_app
     from trunkline.gateway.front import serve_front
@@ -84,13 +86,23 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     specs = [worker_spec(url, "", {}) for url in config.worker_urls]
     _say_what_is_open(config)
     clock, stop, again = SystemClock(), asyncio.Event(), asyncio.Event()
-    core = build_core(config, clock)
     context = event_context(MAX_WORKERS)
-    parts = _member_parts(config, core, clock, context)
     lease_ms = config.directory.heartbeat_ttl_ms
-    async with Membership(parts, heartbeat_ttl_ms=lease_ms) as membership:
+    root_key = read_root_key(config.model.root_key_file)
+    async with AsyncExitStack() as stack:
+        authority = await stack.enter_async_context(
+            open_authority(config, clock, root_key, observe.log)
+        )
+        core = build_core(config, clock, authority)
+        parts = _member_parts(config, core, clock, context)
+        parts.holdings = authority.tenants.holdings if authority.tenants else None
+        membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
         with _taken_port_named("--port", config.listen.host, config.listen.port):
-            front = await serve_front(config.listen, _front_parts(config, core, membership, clock))
+            front_parts = _front_parts(config, core, membership, clock)
+            front = await serve_front(
+                config.listen, replace(front_parts, tenancy=authority.tenancy)
+            )
+        authority.attach(front, core.namespaces)
         with _taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
             listener = bind_admin(config.listen)
         operations = Operations(
@@ -128,9 +140,14 @@ def _say_what_is_open(config: Config) -> None:
 
     if not config.worker_urls:
         observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
-    if not config.listen.api_key:
-        observe.log.warning("auth.off", meaning="everybody who reaches the port is one tenant")
-    if not config.model.root_key_file:
+    is_one_tenant = config.auth.auth == "off" or bool(config.listen.api_key)
+    if config.auth.auth == "off":
+        observe.log.warning(
+            "auth.off",
+            meaning="everybody who reaches the port is one tenant, and shares one cache",
+            remedy="--auth keys, and `trunkline keys create`",
+        )
+    if is_one_tenant and not config.model.root_key_file:
         observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
 
 
@@ -166,7 +183,7 @@ def _taken_port_named(flag: str, host: str, port: int) -> Generator[None]:
         raise
 
 
-def build_core(config: Config, clock: SystemClock) -> Core:
+def build_core(config: Config, clock: SystemClock, authority: Authority | None = None) -> Core:
     """Directory, fleet, prompts and picker of a gateway; nothing listens, no worker is in it yet.
 
     Raises ConfigError for a profile that is unknown or a root key that is none.
@@ -181,10 +198,11 @@ def build_core(config: Config, clock: SystemClock) -> Core:
     given = Given(
         tokenizer=load_tokenizer(Path(model.tokenizer_path) if model.tokenizer_path else folder),
         template=load_template(folder, template_file, wall=clock.wall),
-        root_key=read_root_key(model.root_key_file) or secrets.token_bytes(32),
+        root_key=authority.root_key if authority else secrets.token_bytes(32),
         directory_seed=secrets.randbits(64),
         clock=clock,
         draw=secrets.token_bytes,
+        quota_of=authority.quota_of if authority else lambda _tenant: None,
     )
     return assemble(config, given)
 
@@ -258,7 +276,6 @@ def _front_parts(
 ) -> FrontParts:
     from trunkline import cli, observe
     from trunkline.gateway.front import FrontParts
-    from trunkline.gateway.tenancy import Tenancy, one_tenant
     from trunkline.operations import readiness_of
 
     def log_request(record: AccessRecord) -> None:
@@ -290,12 +307,6 @@ def _front_parts(
         vocab_size=core.prompts.vocab_size,
         knows_model=membership.knows_model,
         version=cli.version(),
-        tenancy=Tenancy(
-            authenticate=one_tenant(config.listen.api_key),
-            has_lease=lambda: True,
-            session_key=secrets.token_bytes(32),
-            draw=secrets.token_bytes,
-        ),
         # A line costs some 12 us of the hot path: only for those who asked for all there is.
         on_finished=log_request if config.observe.log_level == "debug" else None,
     )

@@ -165,8 +165,9 @@ class Index:
         self.admitted[namespace.tag] += 1
         return len(self.admitted)
 
-    def retire_namespace(self, tag: NamespaceTag) -> None:
+    def retire_namespace(self, tag: NamespaceTag) -> bool:
         self.retired.append(tag)
+        return True
 
 
 def derive(scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace:

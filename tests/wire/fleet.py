@@ -144,9 +144,13 @@ class Processes:
         return self.workers(1, *flags)[0]
 
     def gateway(self, urls: Sequence[str], *flags: str, ready: int | None = None) -> Gateway:
-        """A gateway of which `ready` workers (all, unless told) may be chosen."""
+        """A gateway of which `ready` workers (all, unless told) may be chosen. Of one tenant,
+        unless the flags say who may come.
+        """
         if "--admin-port" not in flags:
             flags = (*flags, "--admin-port", "0")
+        if not {"--api-key", "--auth", "--state-dir"} & set(flags):
+            flags = (*flags, "--auth", "off")
         named = ("--worker-urls", *urls) if urls else ()
         process = self.begin("serve", *named, "--port", "0", *QUICK, *flags)
         process.wait_ready()

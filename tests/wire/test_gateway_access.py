@@ -16,13 +16,18 @@ from scripted import (
     worker,
 )
 
+from trunkline.gateway.authenticate import StaticKey
+from trunkline.gateway.contracts import EVERYBODY
 from trunkline.gateway.front import Readiness
-from trunkline.gateway.tenancy import Tenancy, one_tenant
+from trunkline.gateway.tenancy import Tenancy
 
 
 def under_key(api_key: str) -> Tenancy:
     return Tenancy(
-        authenticate=one_tenant(api_key), has_lease=lambda: True, session_key=bytes(32), draw=bytes
+        authenticate=StaticKey(api_key, EVERYBODY).principal,
+        has_lease=lambda: True,
+        session_key=bytes(32),
+        draw=bytes,
     )
 
 

@@ -28,6 +28,7 @@ def test_a_port_that_is_in_use_is_named_with_its_flag_and_the_remedy(flag: str) 
         port = str(taken.getsockname()[1])
         words = {"--port": "0", "--admin-port": "0", flag: port}
         command = [sys.executable, "-m", "trunkline", "serve", "--log-level", "error"]
+        command += ["--auth", "off"]
         done = subprocess.run(
             [*command, *(word for pair in words.items() for word in pair)],
             capture_output=True,

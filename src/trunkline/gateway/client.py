@@ -445,10 +445,9 @@ class ClientConnection(asyncio.Protocol):
             return False
         return (now_s - self._stalled_since_s) * 1_000.0 > self._front.limits.write_stall_ms
 
-    def fence(self) -> None:
-        """The epochs moved: what runs here may have to end."""
-        if self._exchange is not None:
-            self._exchange.fence()
+    def fence(self) -> bool:
+        """The epochs moved: what runs here may have to end. Whether it had to."""
+        return self._exchange is not None and self._exchange.fence()
 
     def stop(self, error: GatewayError) -> None:
         """The front ends: finish what is open with an error, and close."""

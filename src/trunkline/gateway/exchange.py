@@ -373,11 +373,12 @@ class Exchange:
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
         self._finish(499, "client_gone", Ending.CLOSE)
 
-    def fence(self) -> None:
-        """What this request was admitted under may have changed: end it here if it has to."""
+    def fence(self) -> bool:
+        """What it was admitted under may have changed: end it if it has to; whether it had."""
         objection = self._line.objection(self._request.grant)
-        if objection is not None and self._phase is not DONE:
+        if is_due := objection is not None and self._phase is not DONE:
             self._fence_off(objection)
+        return is_due
 
     def _fence_off(self, objection: GatewayError) -> None:
         """Nothing of this attempt may go out any more. Where only reuse is in doubt and nothing has

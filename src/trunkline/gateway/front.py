@@ -205,10 +205,11 @@ class Front:
             text = "x-cache-scope is not offered: this gateway serves one tenant"
             raise ClientError(Refusal(code="scope_not_available", message=text))
 
-    def fence(self) -> None:
-        """The epochs moved: end what runs under what was revoked, before anything more goes out."""
-        for client in list(self._clients):
-            client.fence()
+    def fence(self) -> int:
+        """The epochs moved: end what runs under what was revoked, before anything more goes out.
+        How many requests these were.
+        """
+        return sum(client.fence() for client in list(self._clients))
 
     def new_request_id(self) -> str:
         return self._parts.dice.randbytes(16).hex()

@@ -19,7 +19,7 @@ from trunkline.core.identity import Epochs, ScopeKind
 from trunkline.core.principals import Principal, Role, narrowed
 from trunkline.errors import GatewayError
 from trunkline.gateway.allowance import Allowance
-from trunkline.gateway.contracts import EVERYBODY, ClientError, Grant, InferenceRequest, Refusal
+from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Refusal
 
 MAX_GRANTS = 65_536
 _SESSION_BYTES = 16
@@ -45,21 +45,6 @@ class LeaseLost(GatewayError):
 
 Authenticate = Callable[[bytes, str], Principal]
 """(Authorization header, source address) -> who that is. Raises ClientError."""
-
-
-def one_tenant(api_key: str) -> Authenticate:
-    """Everybody is one tenant: whoever has the key, or, with an empty one, whoever comes."""
-    wanted = api_key.encode()
-
-    def authenticate(authorization: bytes, _source: str) -> Principal:
-        scheme, _, key = authorization.partition(b" ")
-        is_same = hmac.compare_digest(key.lstrip(b" "), wanted)
-        if wanted and not (is_same and scheme.lower() == b"bearer"):
-            refusal = Refusal(status=401, code="invalid_api_key", message="no valid API key")
-            raise ClientError(refusal)
-        return EVERYBODY
-
-    return authenticate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -306,6 +306,7 @@ def _gateway_words(plan: FleetPlan, workers: Sequence[Child], admin_port: int) -
         *("--profile", plan.profile),
         *("--time-scale", str(plan.time_scale)),
         *("--block-size", str(plan.block_tokens)),
+        *("--auth", "off"),
         "--decision-header",
     ]
 

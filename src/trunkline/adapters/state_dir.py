@@ -1,0 +1,93 @@
+"""The folder in which one gateway keeps the truth: the registry, the audit log, and their secrets.
+
+    registry.db (+ .lock, .high)   audit/   secrets/root.key  pepper.key  audit.key  audit-sign.key
+
+Secrets are made when first needed, 32 random bytes in hex each, for the owner's eyes only. Whoever
+has them can forge keys and read names in the audit log: back them up apart from the registry. Must
+never: use a secret that others may read. Read `authority.py` for who uses which.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from trunkline.errors import ConfigError
+
+_SECRET_BYTES = 32
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class StateDir:
+    """Makes the folder where it is not there. Raises ConfigError where it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._secrets = path / "secrets"
+        try:
+            self._secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the state folder {path} cannot be made: {error}; name another with --state-dir"
+            ) from error
+        mode = stat.S_IMODE(self._secrets.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigError(
+                f"others may look into {self._secrets}; remedy: chmod 700 {self._secrets}"
+            )
+
+    @property
+    def registry_file(self) -> Path:
+        return self.path / "registry.db"
+
+    @property
+    def audit_dir(self) -> Path:
+        return self.path / "audit"
+
+    @property
+    def signing_key_file(self) -> Path:
+        return self._secrets / "audit-sign.key"
+
+    def secret(self, name: str) -> bytes:
+        """The secret of this name, made now if it was not there. Raises ConfigError."""
+        path = self._secrets / f"{name}.key"
+        try:
+            if not path.exists():
+                _write_new(path, os.urandom(_SECRET_BYTES).hex())
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise ConfigError(f"others may read {path}; remedy: chmod 600 {path}")
+            secret = bytes.fromhex(path.read_text("ascii").strip())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the secret {path} cannot be used: {error}") from error
+        if len(secret) != _SECRET_BYTES:
+            raise ConfigError(f"the secret {path} has {len(secret)} bytes, needed are 32 (as hex)")
+        return secret
+
+
+def host_name() -> str:
+    """What the audit log calls this machine."""
+    return socket.gethostname()[:128]
+
+
+def boot_id() -> str:
+    """Which boot of the machine this is, where it says so."""
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Whole or not at all, and never over what is there."""
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, text.encode("ascii"))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.link(draft, path)  # fails where another process was first
+    draft.unlink()
