@@ -1,15 +1,16 @@
-"""The admin port: workers, decisions, metrics, settings, heartbeats.
+"""The admin port: workers, decisions, metrics, settings, heartbeats; tenants in `admin_tenancy.py`.
 
-Owns paths and shapes: checks what came in, asks the `AdminBackend`, writes what it said. Must never
-show a key, and never serve a client: those have another listener. `listener.py` is the door,
-`backend.py` what stands behind it.
+Owns paths and shapes: checks what came in, asks the `AdminBackend`, writes what it said. Each path
+is tied to an act of `permissions.py`, and there is no way to add one without. Must never show a
+key, and never serve a client: those have another listener. `listener.py` is the door, `backend.py`
+what stands behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -25,15 +26,30 @@ from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.errors import GatewayError
 from trunkline.gateway import metrics
-from trunkline.gateway.backend import AdminBackend, Heartbeat, Refused, WorkerJob, WorkerOrder
+from trunkline.gateway.admin_tenancy import Handler, tenancy_routes
+from trunkline.gateway.backend import (
+    AdminBackend,
+    Call,
+    Heartbeat,
+    Refused,
+    TenancyBackend,
+    WorkerJob,
+    WorkerOrder,
+)
 from trunkline.gateway.listener import (
     Guard,
+    caller_of,
+    decode,
     is_bearer,
     json_response,
+    missing,
     problem_response,
+    query_of,
     read_body,
     unauthorized,
+    whole_number,
 )
+from trunkline.gateway.permissions import Act, extent_of
 
 _MAX_DECISIONS = 10_000
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,27 +86,38 @@ def admin_app(
     *,
     settings: Mapping[str, Any],
     key: str,
+    tenancy: TenancyBackend | None = None,
 ) -> Starlette:
-    """The application to give to `listener.serve_admin`. `settings` is shown as it is: redacted."""
+    """The application to give to `listener.serve_admin`. `settings` is shown as it is: redacted.
+
+    Without `tenancy` the gateway serves a single tenant, and paths about tenants say so (409).
+    """
     admin = _Admin(backend, exposition, settings=settings, key=key)
+    fleet = (
+        ("GET", "/metrics", Act.METRICS_READ, admin.metrics),
+        ("GET", "/config", Act.CONFIG_READ, admin.config),
+        ("POST", "/workers", Act.WORKERS_CHANGE, admin.add_worker),
+        ("GET", "/workers", Act.WORKERS_READ, admin.list_workers),
+        ("POST", "/workers/{worker:path}/drain", Act.WORKERS_CHANGE, admin.drain_worker),
+        ("DELETE", "/workers/{worker:path}", Act.WORKERS_CHANGE, admin.remove_worker),
+        ("GET", "/workers/{worker:path}", Act.WORKERS_READ, admin.show_worker),
+        ("POST", "/add_worker", Act.WORKERS_CHANGE, admin.add_worker_url),
+        ("POST", "/remove_worker", Act.WORKERS_CHANGE, admin.remove_worker_url),
+        ("GET", "/list_workers", Act.WORKERS_READ, admin.list_worker_urls),
+        ("GET", "/decisions", Act.DECISIONS_READ, admin.list_decisions),
+        ("GET", "/decisions/{request_id:path}", Act.DECISIONS_READ, admin.show_decision),
+    )
+    permitted = [
+        Route(path, _permitted(act, handler, tenancy), methods=[method])
+        for method, path, act, handler in (*fleet, *tenancy_routes(tenancy))
+    ]
     app = Starlette(
         routes=[
             Route("/health", admin.health),
-            Route("/metrics", admin.metrics),
-            Route("/config", admin.config),
-            Route("/workers", admin.add_worker, methods=["POST"]),
-            Route("/workers", admin.list_workers),
-            Route("/workers/{worker:path}/drain", admin.drain_worker, methods=["POST"]),
-            Route("/workers/{worker:path}", admin.remove_worker, methods=["DELETE"]),
-            Route("/workers/{worker:path}", admin.show_worker),
-            Route("/add_worker", admin.add_worker_url, methods=["POST"]),
-            Route("/remove_worker", admin.remove_worker_url, methods=["POST"]),
-            Route("/list_workers", admin.list_worker_urls),
-            Route("/decisions", admin.list_decisions),
-            Route("/decisions/{request_id:path}", admin.show_decision),
             Route("/heartbeat", admin.heartbeat, methods=["POST"]),
+            *permitted,
         ],
-        middleware=[Middleware(Guard, key=key)],
+        middleware=[Middleware(Guard, key=key, door=tenancy)],
         exception_handlers={
             HTTPException: _on_http_problem,
             GatewayError: _on_gateway_error,
@@ -99,6 +126,24 @@ def admin_app(
     )
     app.router.redirect_slashes = False  # a redirect would repeat the Host the client made up
     return app
+
+
+def _permitted(
+    act: Act, handler: Handler, tenancy: TenancyBackend | None
+) -> Callable[[Request], Awaitable[Response]]:
+    """The handler, for those who may; before anything of the request was looked at."""
+
+    async def endpoint(request: Request) -> Response:
+        caller = caller_of(request)
+        extent = extent_of(caller.roles, act)
+        if extent is None:
+            if tenancy is not None:
+                tenancy.refused(caller, act.value, caller.source, "no role for it")
+            return problem_response(403, f"this key has no role for {act.value}")
+        request.scope["trunkline.call"] = Call(caller=caller, act=act, extent=extent)
+        return await handler(request)
+
+    return endpoint
 
 
 class _Admin:
@@ -130,16 +175,16 @@ class _Admin:
         return json_response(self._settings)
 
     async def list_workers(self, request: Request) -> Response:
-        _query(request)
+        query_of(request)
         views = await self._backend.workers()
         return json_response({"workers": views, "total": len(views)})
 
     async def show_worker(self, request: Request) -> Response:
         view = await self._backend.worker(_worker_named(request))
-        return _missing() if view is None else json_response(view)
+        return missing() if view is None else json_response(view)
 
     async def add_worker(self, request: Request) -> Response:
-        body = _decode(_WORKER_DECODER, await read_body(request))
+        body = decode(_WORKER_DECODER, await read_body(request))
         return await self._add(
             WorkerOrder(
                 url=body.url, model_id=body.model_id, labels=body.labels, api_key=body.api_key
@@ -147,7 +192,7 @@ class _Admin:
         )
 
     async def add_worker_url(self, request: Request) -> Response:
-        return await self._add(WorkerOrder(url=_query(request, "url").get("url", "")))
+        return await self._add(WorkerOrder(url=query_of(request, "url").get("url", "")))
 
     async def _add(self, order: WorkerOrder) -> Response:
         problem = worker_url_problem(order.url)
@@ -159,22 +204,19 @@ class _Admin:
         return _job(await self._backend.remove_worker(_worker_named(request)))
 
     async def remove_worker_url(self, request: Request) -> Response:
-        url = _query(request, "url").get("url", "")
+        url = query_of(request, "url").get("url", "")
         return _job(await self._backend.remove_worker(WorkerId(url)))
 
     async def drain_worker(self, request: Request) -> Response:
         return _job(await self._backend.drain_worker(_worker_named(request)))
 
     async def list_worker_urls(self, request: Request) -> Response:
-        _query(request)
+        query_of(request)
         return json_response({"urls": [view.url for view in await self._backend.workers()]})
 
     async def list_decisions(self, request: Request) -> Response:
-        query = _query(request, "limit", "worker")
-        text = query.get("limit", "100")
-        limit = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
-        if not 1 <= limit <= _MAX_DECISIONS:
-            raise HTTPException(400, f"limit is not a number from 1 to {_MAX_DECISIONS}")
+        query = query_of(request, "limit", "worker")
+        limit = whole_number(query, "limit", 100, 1, _MAX_DECISIONS)
         worker = WorkerId(query["worker"]) if "worker" in query else None
         return json_response(
             {"decisions": await self._backend.decisions(limit=limit, worker=worker)}
@@ -182,13 +224,13 @@ class _Admin:
 
     async def show_decision(self, request: Request) -> Response:
         decision = await self._backend.decision(request.path_params["request_id"])
-        return _missing() if decision is None else json_response(decision)
+        return missing() if decision is None else json_response(decision)
 
     async def heartbeat(self, request: Request) -> Response:
         is_operator = is_bearer(request.headers, self._key)
         raw = await read_body(request)
         try:
-            body = _decode(_HEARTBEAT_DECODER, raw)
+            body = decode(_HEARTBEAT_DECODER, raw)
         except HTTPException:
             if is_operator:
                 raise
@@ -199,34 +241,15 @@ class _Admin:
         if not is_trusted and not (worker_key and is_bearer(request.headers, worker_key)):
             return unauthorized()
         if worker_key is None:
-            return _missing()
+            return missing()
         refusal = await self._backend.heartbeat(_heartbeat(body))
         if refusal is not None:
             return problem_response(400, refusal, "heartbeat_refused")
         return json_response({"worker": body.worker, "counter": body.counter})
 
 
-_Body = TypeVar("_Body")
 _WORKER_DECODER = msgspec.json.Decoder(_WorkerBody)
 _HEARTBEAT_DECODER = msgspec.json.Decoder(_HeartbeatBody)
-
-
-def _decode(decoder: msgspec.json.Decoder[_Body], raw: bytes) -> _Body:
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HTTPException(400, f"the body is not what is expected: {error}") from error
-
-
-def _query(request: Request, *known: str) -> dict[str, str]:
-    """The query's parameters, none unknown and none twice."""
-    query: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
-        if name not in known or name in query:
-            names = ", ".join(known) or "none"
-            raise HTTPException(400, f"parameter {name[:80]!r} is unknown or twice; known: {names}")
-        query[name] = value
-    return query
 
 
 def _worker_named(request: Request) -> WorkerId:
@@ -248,21 +271,16 @@ def _heartbeat(body: _HeartbeatBody) -> Heartbeat:
 
 def _job(outcome: WorkerJob | Refused | None) -> Response:
     if outcome is None:
-        return _missing()
+        return missing()
     if isinstance(outcome, Refused):
         return problem_response(outcome.status, outcome.message, outcome.code)
     return json_response(outcome, 202)
 
 
-def _missing() -> Response:
-    """One shape for a path, a worker and a decision nobody knows."""
-    return problem_response(404, "there is nothing here")
-
-
 async def _on_http_problem(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _missing()
+        return missing()
     response = problem_response(error.status_code, error.detail)
     response.headers.update(error.headers or {})
     if error.status_code == 408:

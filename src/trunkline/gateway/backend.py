@@ -1,17 +1,22 @@
 """What the admin port needs of the rest of the gateway, and the records that go to and fro.
 
-`wiring.py` implements `AdminBackend` over fleet, registry and decision book. Outcomes are values:
-None is "nobody knows that name" (404), `Refused` carries its own status. Must never hold a key of a
-worker in a record that goes out. Read `admin.py` next.
+`operations.py` implements `AdminBackend` over fleet and decision book, `administration.py` the
+`TenancyBackend` over registry, revoker and audit log. Outcomes are values: None is "nobody knows
+that name" (404), `Refused` carries its own status. Must never hold a key of a worker in a record
+that goes out, nor an API key's secret in any but the one that answers its making. Read `admin.py`
+next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from trunkline.core.identity import ScopeKind
+from trunkline.core.principals import Principal, Role
 from trunkline.core.records import BlockKey, WorkerId
+from trunkline.gateway.permissions import Act, Extent
 
 WorkerCondition = Literal[
     "joining", "ready", "unhealthy", "draining", "breaker-open", "lease-expired"
@@ -118,3 +123,302 @@ class AdminBackend(Protocol):
     async def heartbeat(self, beat: Heartbeat) -> str | None:
         """Take it, or say why not (old life, counter not higher); then nothing has changed."""
         ...
+
+
+# -- tenants ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who is at the admin port. Without a principal it is the operator."""
+
+    principal: Principal | None
+    source: str
+    """Where the connection comes from."""
+    request_id: str = ""
+
+    @property
+    def roles(self) -> frozenset[Role] | None:
+        return None if self.principal is None else self.principal.roles
+
+    @property
+    def actor(self) -> str:
+        return "operator" if self.principal is None else self.principal.actor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call that its caller may make, as far as `extent` reaches."""
+
+    caller: Caller
+    act: Act
+    extent: Extent
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOrder:
+    """Which part of a list: up to `limit` behind the one called `after`."""
+
+    limit: int
+    after: str = ""
+
+
+Item = TypeVar("Item", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[Item]):
+    """Part of a list."""
+
+    items: Sequence[Item]
+    next: str | None = None
+    """The `after` of what follows; None at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrgView:
+    """One organisation."""
+
+    org: str
+    id: str
+    shared: bool
+    state: Literal["active", "revoked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The whole policy of a tenant. None is no limit."""
+
+    scope: ScopeKind = ScopeKind.TENANT
+    shared: bool = False
+    requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    cache_floor_bytes: int = 0
+    cache_cap_bytes: int | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantView:
+    """One tenant. `effective_scope` is what its requests share by default, as both sides opted."""
+
+    tenant: str
+    id: str
+    org: str
+    state: Literal["active", "revoked"]
+    effective_scope: ScopeKind
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyOrder:
+    """A key to be made."""
+
+    tenant: str
+    org: str = ""
+    """Where the tenant has to be made; or checked against where it is."""
+    create_tenant: bool = False
+    user: str = ""
+    roles: frozenset[Role] = frozenset({Role.TENANT_USER})
+    models: frozenset[str] | None = None
+    adapters: frozenset[str] | None = None
+    expires_in_s: int | None = None
+    not_before_ms: int = 0
+    key_class: str = ""
+    quota_class: str = ""
+    scope: ScopeKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyView:
+    """One key, without anything that could help to guess it."""
+
+    key_id: str
+    org: str
+    tenant: str
+    state: Literal["live", "early", "expired", "revoked"]
+    user: str
+    roles: Sequence[str]
+    models: Sequence[str] | None
+    adapters: Sequence[str] | None
+    not_before_ms: int
+    not_after_ms: int | None
+    key_class: str
+    quota_class: str
+    scope: ScopeKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKeyView:
+    """The answer to the making of a key: the only place where its text ever is."""
+
+    key: str = field(repr=False)
+    view: KeyView
+    rev: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A change that is durable. `audit` is `pending` where its record waits for a sink."""
+
+    rev: int | None
+    """None where nothing had to be changed."""
+    what: str
+    audit: Literal["recorded", "pending"] = "recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureView:
+    """What holders have physically erased. `holder` is empty where all are added up."""
+
+    holder: str
+    done: bool
+    blocks: int
+    bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptView:
+    """What a revocation proves. Holders are named to those alone who see the whole fleet."""
+
+    rev: int
+    subject: str
+    verb: str
+    epoch: int
+    state: Literal["effective"]
+    acked_count: int
+    fenced_count: int
+    acked: Sequence[str] | None
+    fenced: Sequence[str] | None
+    fence: str
+    erase: str
+    aborted: int
+    condemned_blocks: int
+    condemned_bytes: Mapping[str, int]
+    ms: float
+    audit: str
+    erasures: Sequence[ErasureView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOrder:
+    """Which records: behind `after_seq` (None: the last `limit`), of one kind and time if given."""
+
+    limit: int
+    after_seq: int | None = None
+    kind: str = ""
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPageView:
+    """Records in order. More follow where `next_after` is not None, also when these are few: a call
+    looks at a bounded part of the log.
+    """
+
+    records: Sequence[Mapping[str, object]]
+    next_after: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationView:
+    """What a check of the whole log found."""
+
+    sound: bool
+    first_seq: int
+    last_seq: int
+    last_hash: str
+    checkpoints: int
+    fault_seq: int | None
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicOrder:
+    """A prefix that is to be shared."""
+
+    name: str
+    owner: str
+    """Name of the organisation that answers for it."""
+    tokens: bytes = field(repr=False)
+    """Little-endian u32."""
+    block_tokens: int
+    model: str
+    audience: Sequence[str] | None
+    """Names of organisations; None for all."""
+    expires_in_s: int
+    weights_digest: str = ""
+    tokenizer_digest: str = ""
+    template_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicView:
+    """One public prefix: its digest and length, not its tokens."""
+
+    public_id: str
+    name: str
+    state: Literal["proposed", "live", "expired", "withdrawn"]
+    owner: str
+    proposer: str
+    approvers: Sequence[str]
+    approvers_needed: int
+    model: str
+    token_digest: str
+    tokens_count: int
+    block_tokens: int
+    audience: Sequence[str] | None
+    not_after_ms: int
+    reason: str
+
+
+class TenancyBackend(Protocol):
+    """Tenants, keys, revocations, audit and public prefixes behind the admin port.
+
+    What lies outside of a call's extent is None, as what does not exist. Methods raise errors of
+    `errors.py`, `ChangeRefused` and `AuditDown` before all; the port answers with their status.
+    """
+
+    def principal(self, authorization: bytes, source: str) -> Principal | None:
+        """Whose API key this is, now and not revoked in any part; None for nobody's."""
+        ...
+
+    def refused(self, caller: Caller | None, action: str, source: str, why: str) -> None:
+        """Somebody was told no (None: nobody knows who): sampled into the audit log."""
+        ...
+
+    async def orgs(self, call: Call, page: PageOrder) -> Page[OrgView] | None: ...
+    async def add_org(self, call: Call, name: str) -> Done: ...
+    async def set_org_policy(self, call: Call, name: str, *, shared: bool) -> Done | None: ...
+    async def tenants(self, call: Call, page: PageOrder) -> Page[TenantView] | None: ...
+
+    async def add_tenant(
+        self, call: Call, name: str, *, org: str, create_org: bool
+    ) -> Done | None: ...
+
+    async def set_tenant_policy(self, call: Call, name: str, policy: Policy) -> Done | None: ...
+
+    async def keys(self, call: Call, page: PageOrder, *, tenant: str) -> Page[KeyView] | None: ...
+    async def create_key(self, call: Call, order: KeyOrder) -> NewKeyView | None: ...
+    async def revoke_key(self, call: Call, key_id: str) -> Done | None: ...
+
+    async def revoke(self, call: Call, subject: str) -> ReceiptView | None: ...
+    async def invalidate(self, call: Call, subject: str) -> ReceiptView | None: ...
+    async def enable(self, call: Call, subject: str) -> Done | None: ...
+    async def receipts(self, call: Call, limit: int) -> Sequence[ReceiptView]: ...
+    async def receipt(self, call: Call, rev: int) -> ReceiptView | None: ...
+
+    async def audit(self, call: Call, order: AuditOrder) -> AuditPageView: ...
+
+    async def verify_audit(self, call: Call, checkpoint: object) -> VerificationView:
+        """`checkpoint`: one more to hold the log against, as JSON has it; None for none. Raises
+        ValueError for what is no checkpoint.
+        """
+        ...
+
+    async def publics(self, call: Call, page: PageOrder) -> Page[PublicView] | None: ...
+    async def propose_public(self, call: Call, order: PublicOrder) -> PublicView: ...
+    async def approve_public(self, call: Call, name: str) -> PublicView | None: ...
+    async def withdraw_public(self, call: Call, name: str) -> ReceiptView | None: ...

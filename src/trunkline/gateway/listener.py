@@ -1,8 +1,9 @@
-"""The admin port's door: the socket, who may come in, how much they may bring.
+"""The admin port's door: the socket, who comes in, how much they may bring.
 
 Owns binding (never beyond loopback without a key), the bearer check, the defence of the keyless
-loopback port against web pages, and the bound on bodies. Must decide nothing about workers. Read
-`admin.py` next.
+loopback port against web pages, and the bounds on bodies and queries. Whoever comes in is a
+`Caller`: the operator by the admin key, others by an API key of the registry. Must decide nothing
+about what a caller may do. Read `permissions.py` for that, `admin.py` next.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import hmac
 import socket
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import uvicorn
@@ -22,14 +23,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trunkline.config import ListenConfig, is_loopback
+from trunkline.config import ListenConfig, is_loopback, is_printable_ascii
+from trunkline.core.principals import Principal
 from trunkline.errors import ConfigError
+from trunkline.gateway.backend import Call, Caller
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 10.0
 # A digest-mode worker keeps one connection for its heartbeats: 1,000 of them, ranks, and operators.
 MAX_CONNECTIONS = 4_096
 GRACE_S = 5
+
+_API_KEY = b"pk_"
+_MAX_REQUEST_ID_CHARS = 64
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _CODES = {
@@ -115,26 +121,77 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Guard:
-    """Who may come in. `/health` is open; `/heartbeat` checks for itself, by the worker's key."""
+class Door(Protocol):
+    """Who knows API keys; `backend.TenancyBackend` is one."""
 
-    def __init__(self, app: ASGIApp, *, key: str) -> None:
+    def principal(self, authorization: bytes, source: str) -> Principal | None: ...
+
+    def refused(self, caller: Caller | None, action: str, source: str, why: str) -> None: ...
+
+
+class Guard:
+    """Who comes in. `/health` is open; `/heartbeat` checks for itself, by the worker's key.
+
+    The admin key is the operator, and so is, without one, whoever reaches the port and names
+    nobody. A text that looks like an API key is always taken for one.
+    """
+
+    def __init__(self, app: ASGIApp, *, key: str, door: Door | None) -> None:
         self._app = app
         self._key = key
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", scope["type"]
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope["path"], headers)
-        await (refusal or self._app)(scope, receive, send)
+        admitted = self._admitted(scope, headers)
+        if isinstance(admitted, Caller):
+            scope["trunkline.caller"] = admitted
+            await self._app(scope, receive, send)
+        else:
+            await (admitted or self._app)(scope, receive, send)
 
-    def _refusal(self, path: str, headers: Headers) -> Response | None:
+    def _admitted(self, scope: Scope, headers: Headers) -> Caller | Response | None:
+        """The caller, the refusal, or None for a path that needs no caller."""
         problem = page_problem(headers, is_keyless=not self._key)
         if problem:
             return problem_response(403, problem)
-        if path in ("/health", "/heartbeat") or is_bearer(headers, self._key):
+        if scope["path"] in ("/health", "/heartbeat"):
             return None
-        return unauthorized()
+        source = str(scope["client"][0]) if scope.get("client") else ""
+        request_id = _request_id(headers)
+        authorization = headers.get("authorization", "").encode("latin-1")
+        is_key = authorization.partition(b" ")[2].lstrip(b" ").startswith(_API_KEY)
+        is_named = is_key and self._door is not None
+        if is_bearer(headers, self._key) and (self._key or not is_named):
+            return Caller(principal=None, source=source, request_id=request_id)
+        if self._door is None:
+            return unauthorized()
+        principal = self._door.principal(authorization, source) if is_key else None
+        if principal is None:
+            self._door.refused(None, "admin.enter", source, "no valid credential")
+            return unauthorized()
+        return Caller(principal=principal, source=source, request_id=request_id)
+
+
+def caller_of(request: Request) -> Caller:
+    """Whom the guard let in."""
+    caller = request.scope["trunkline.caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def call_of(request: Request) -> Call:
+    """What the request may do, as `admin.py` found in the table."""
+    call = request.scope["trunkline.call"]
+    assert isinstance(call, Call)
+    return call
+
+
+def _request_id(headers: Headers) -> str:
+    """What the caller calls this request, where it can stand in a record."""
+    given = headers.get("x-request-id", "")
+    return given if len(given) <= _MAX_REQUEST_ID_CHARS and is_printable_ascii(given) else ""
 
 
 def is_bearer(headers: Headers, key: str) -> bool:
@@ -183,6 +240,39 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
+_Body = TypeVar("_Body")
+
+
+def decode(decoder: msgspec.json.Decoder[_Body], raw: bytes) -> _Body:
+    """The body as what it should be. Raises HTTPException (400) that says what is wrong with it."""
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HTTPException(400, f"the body is not what is expected: {error}") from error
+
+
+def query_of(request: Request, *known: str) -> dict[str, str]:
+    """The query's parameters, none unknown and none twice. Raises HTTPException (400)."""
+    query: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known or name in query:
+            names = ", ".join(known) or "none"
+            raise HTTPException(400, f"parameter {name[:80]!r} is unknown or twice; known: {names}")
+        query[name] = value
+    return query
+
+
+def whole_number(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    """A parameter that is a number within bounds. Raises HTTPException (400)."""
+    if name not in query:
+        return default
+    text = query[name]
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else low - 1
+    if not low <= number <= high:
+        raise HTTPException(400, f"{name} is not a number from {low} to {high}")
+    return number
+
+
 def json_response(
     content: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -197,6 +287,11 @@ def problem_response(status: int, message: str, code: str = "") -> Response:
     code = code or _CODES.get(status, "internal_error")
     error = {"message": message[:500], "type": kind, "param": None, "code": code}
     return json_response({"error": error}, status)
+
+
+def missing() -> Response:
+    """One shape for whatever nobody knows, or not to this caller: path, worker, tenant, key."""
+    return problem_response(404, "there is nothing here")
 
 
 def unauthorized() -> Response:
