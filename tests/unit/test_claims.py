@@ -89,6 +89,8 @@ REFUSED: list[tuple[dict[str, Any], CredentialProblem]] = [  # Any: decoded JSON
     ({"iat": None}, CredentialProblem.CLAIMS),
     ({"exp": None}, CredentialProblem.CLAIMS),
     ({"exp": True}, CredentialProblem.CLAIMS),
+    ({"iat": 0, "exp": True}, CredentialProblem.CLAIMS),
+    ({"nbf": True}, CredentialProblem.CLAIMS),
     ({"exp": str(NOW_S + 60)}, CredentialProblem.CLAIMS),
     ({"exp": float("inf")}, CredentialProblem.CLAIMS),
     ({"exp": float("nan")}, CredentialProblem.CLAIMS),
