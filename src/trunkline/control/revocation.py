@@ -55,6 +55,8 @@ FOLLOW_MS = 60_000.0
 
 _FIRST_PAUSE_MS = 20.0
 _LONGEST_PAUSE_MS = 1_000.0
+_SHORTEST_WAIT_MS = 1.0
+"""The loop's clock and the boot clock are two: never spin on the rest between them."""
 
 
 class Registry(Protocol):
@@ -265,7 +267,8 @@ class Revoker:
         while not fencing.is_complete(boot := clock.boot()):
             running.has_acked.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout((fencing.complete_at() - boot) / 1_000.0):
+                left_ms = max(_SHORTEST_WAIT_MS, fencing.complete_at() - boot)
+                async with asyncio.timeout(left_ms / 1_000.0):
                     await running.has_acked.wait()
 
     async def _record(self, receipt: Receipt, intent: Intent) -> None:
