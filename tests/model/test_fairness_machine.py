@@ -12,9 +12,10 @@ from trunkline.core.fairness import Added, FairQueue, Full, Waiting
 
 MAX_ENTRIES = 12
 MAX_PER_TENANT = 5
-TENANTS = [f"t{number}" for number in range(6)]
+COSTS = st.sampled_from([0, 1, 2, 4, 8])
+TENANTS = [f"t{number}" for number in range(4)]
 # Powers of two: sums are exact, so equal tags are equal in both.
-WEIGHTS = dict(zip(TENANTS, (1.0, 1.0, 2.0, 4.0, 0.5, 1.0), strict=True))
+WEIGHTS = dict(zip(TENANTS, (1.0, 1.0, 2.0, 0.5), strict=True))
 
 
 @dataclass
@@ -106,7 +107,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.number = 0
         self.made: list[Waiting[int]] = []
 
-    @rule(tenant=st.sampled_from(TENANTS), cost=st.integers(0, 64))
+    @rule(tenant=st.sampled_from(TENANTS), cost=COSTS)
     def add(self, tenant: str, cost: int) -> None:
         self.number += 1
         outcome = self.queue.add(tenant, float(cost), self.number, weight=WEIGHTS[tenant])
@@ -127,6 +128,12 @@ class FairQueueMachine(RuleBasedStateMachine):
         if self.made:
             entry = data.draw(st.sampled_from(self.made[-4:]))
             assert self.queue.cancel(entry) == self.twin.cancel(entry.item)
+
+    @rule(tenant=st.sampled_from(TENANTS), cost=COSTS)
+    def come_and_go(self, tenant: str, cost: int) -> None:
+        self.add(tenant, cost)
+        if self.made:
+            assert self.queue.cancel(self.made[-1]) == self.twin.cancel(self.made[-1].item)
 
     @rule()
     def drain_and_restart(self) -> None:
