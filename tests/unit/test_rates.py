@@ -108,9 +108,20 @@ def test_tenants_do_not_share_a_bucket() -> None:
 def test_tokens_that_become_known_later_count() -> None:
     limits = RateLimits()
     limits.admit("a", 500.0, QUOTA, ZERO)
-    limits.charge("a", 700.0, ZERO)
-    limits.charge("nobody", 700.0, ZERO)
+    limits.charge("a", 700.0, QUOTA, ZERO)
     assert limits.admit("a", 100.0, QUOTA, ZERO) == 3_000.0
+
+
+def test_tokens_that_become_known_later_count_for_one_whose_buckets_were_full_and_forgotten() -> (
+    None
+):
+    limits = RateLimits()
+    quota = RateQuota(tokens_per_s=100.0, tokens_burst=1_000.0)
+    assert limits.admit("a", 0.0, quota, ZERO) == 0.0
+    assert len(limits) == 0
+    limits.charge("a", 1_300.0, quota, ZERO)
+    assert limits.levels("a", ZERO) == (None, -300.0)
+    assert limits.admit("a", 0.0, quota, ZERO) == 3_000.0
 
 
 def test_without_a_quota_nothing_waits_and_nothing_is_kept() -> None:
@@ -123,7 +134,7 @@ def test_a_quota_of_requests_alone_does_not_count_tokens() -> None:
     limits = RateLimits()
     quota = RateQuota(requests_per_s=1.0, requests_burst=2.0)
     waits = [limits.admit("a", 1e9, quota, ZERO) for _ in range(3)]
-    limits.charge("a", 1e9, ZERO)
+    limits.charge("a", 1e9, quota, ZERO)
     assert waits == [0.0, 0.0, 1_000.0]
 
 

@@ -97,19 +97,19 @@ class RateLimits:
         if quota.requests_per_s is None and quota.tokens_per_s is None:
             self._tenants.pop(tenant, None)
             return 0.0
-        buckets = self._tenants.pop(tenant, None)
-        if buckets is None or buckets.quota != quota:
-            buckets = _Buckets(quota, now)
+        buckets = self._latest(tenant, quota, now)
         wait_ms = buckets.admit(tokens, now)
-        self._tenants[tenant] = buckets
         self._forget(now)
         return wait_ms
 
-    def charge(self, tenant: str, tokens: float, now: Instant) -> None:
+    def charge(self, tenant: str, tokens: float, quota: RateQuota, now: Instant) -> None:
         """Tokens of an admitted request that were not known before, such as generated ones."""
-        buckets = self._tenants.get(tenant)
-        if buckets is not None and buckets.tokens is not None:
-            buckets.tokens.charge(tokens, now)
+        if quota.tokens_per_s is None:
+            return
+        buckets = self._latest(tenant, quota, now)
+        assert buckets.tokens is not None, "a rate of tokens without a bucket"
+        buckets.tokens.charge(tokens, now)
+        self._forget(now)
 
     def levels(self, tenant: str, now: Instant) -> tuple[float | None, float | None]:
         """What is in its buckets of requests and of tokens; None for one that is full or has no
@@ -123,6 +123,14 @@ class RateLimits:
             None if requests is None else requests.level(now),
             None if tokens is None else tokens.level(now),
         )
+
+    def _latest(self, tenant: str, quota: RateQuota, now: Instant) -> _Buckets:
+        """Its buckets under this quota, as those used last; full ones where none are kept."""
+        buckets = self._tenants.pop(tenant, None)
+        if buckets is None or buckets.quota != quota:
+            buckets = _Buckets(quota, now)
+        self._tenants[tenant] = buckets
+        return buckets
 
     def _forget(self, now: Instant) -> None:
         """At most two a call, so that none pays for all."""

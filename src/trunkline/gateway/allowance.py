@@ -99,7 +99,7 @@ class Allowance:
             left = self._limits.levels(tenant, now)[1]
             if left is not None and left < 0.0:
                 raise self._refusal(tenant, quota, -left / tokens_per_s * 1_000.0)
-            self._limits.charge(tenant, _prompt_tokens(request), now)
+            self._limits.charge(tenant, _prompt_tokens(request), quota, now)
         request.limit_headers = self._headers(tenant, quota)
 
     def _rates(self, tenant: str) -> RateQuota:
