@@ -43,6 +43,8 @@ PURE = {"core", "native"}
 WIRING = {
     *("wiring.py", "assembly.py", "cli.py", "settings.py", "leaf.py", "reference.py"),
     *("operations.py", "__main__.py", "__init__.py"),
+    *("administration.py", "administration_reach.py", "administration_views.py"),
+    *("admin_client.py", "tenant_commands.py", "tenant_answers.py"),
 }
 """The top of a process. May import everything, but of these only two the adapters."""
 

@@ -112,7 +112,7 @@ class _KeyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_before_ms: _Bytes = 0
     key_class: _Word = ""
     quota_class: _Word = ""
-    scope: _ScopeName | None = None
+    scope: Literal["none", "session", "user"] | None = None
     reason: _Reason = ""
 
 

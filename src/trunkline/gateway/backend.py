@@ -246,7 +246,8 @@ class KeyView:
     not_after_ms: int | None
     key_class: str
     quota_class: str
-    scope: ScopeKind
+    scope: ScopeKind | None
+    """Narrower than its tenant's; None for what the tenant's policy says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,11 +315,12 @@ class AuditOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPageView:
-    """Records in order. More follow where `next_after` is not None, also when these are few: a call
-    looks at a bounded part of the log.
+    """Records in order, of a bounded part of the log that begins at `scanned_from`. More follow
+    where `next_after` is not None, also when these are few.
     """
 
     records: Sequence[Mapping[str, object]]
+    scanned_from: int
     next_after: int | None
 
 

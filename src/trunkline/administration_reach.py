@@ -1,0 +1,74 @@
+"""How far a call reaches, and what it may give away: pure questions about callers and the book.
+
+Must never: change anything, or answer for what lies outside differently than for what is not there.
+Read `administration.py` for who asks.
+"""
+
+from __future__ import annotations
+
+from trunkline.control.book import Book
+from trunkline.core.credentials import is_name
+from trunkline.core.epochs import Subject, SubjectKind
+from trunkline.core.identity import ScopeKind
+from trunkline.errors import ChangeRefused
+from trunkline.gateway.backend import Call, Caller, KeyOrder
+from trunkline.gateway.permissions import Extent, grantable_roles
+
+
+def reaches(book: Book, call: Call, subject: Subject) -> bool:
+    """Whether this may be acted on, or seen, in this call."""
+    if call.extent is Extent.FLEET:
+        return True
+    caller = call.caller.principal
+    assert caller is not None, "the operator reaches the fleet"
+    if subject.kind in (SubjectKind.TENANT, SubjectKind.USER):
+        return reaches_tenant(book, call, subject.path.partition("/")[0])
+    is_own_org = subject.kind is SubjectKind.ORG and subject.path == caller.org
+    return is_own_org and call.extent is Extent.ORG
+
+
+def reaches_tenant(book: Book, call: Call, tenant: str) -> bool:
+    """The same for the id of a tenant."""
+    if call.extent is Extent.FLEET:
+        return True
+    caller = call.caller.principal
+    assert caller is not None, "the operator reaches the fleet"
+    if call.extent is Extent.TENANT:
+        return tenant == caller.tenant
+    record = book.tenants.get(tenant)
+    return record is not None and record.org == caller.org
+
+
+def check_key(call: Call, order: KeyOrder) -> None:
+    """What a key may be given by whoever makes it: never more than they have. Raises
+    ChangeRefused.
+    """
+    foreign = order.roles - grantable_roles(call.caller.roles)
+    if foreign:
+        names = ", ".join(sorted(role.value for role in foreign))
+        raise ChangeRefused(f"you may not make keys with the role {names}")
+    if order.scope is not None and order.scope is not ScopeKind.NONE and not order.user:
+        raise ChangeRefused(f"scope {order.scope.value} needs a user in the key")
+    if order.user and not is_name(order.user):
+        raise ChangeRefused("the user's name is too long or not printable")
+    maker = call.caller.principal
+    if call.extent is Extent.FLEET or maker is None:
+        return
+    if order.quota_class != maker.quota_class:
+        raise ChangeRefused("keys of your tenant are under the quota class of your own key")
+    pairs = ((order.models, maker.models, "models"), (order.adapters, maker.adapters, "adapters"))
+    for wanted, own, what in pairs:
+        if own is not None and (wanted is None or not wanted <= own):
+            raise ChangeRefused(f"the key would have more {what} than your own")
+
+
+def person_of(book: Book, actor: str) -> str:
+    """Who is behind an actor: two keys of one user are one person."""
+    record = book.key(actor)
+    return f"{record.tenant}/{record.user}" if record is not None and record.user else actor
+
+
+def method_of(caller: Caller | None) -> str:
+    if caller is None:
+        return ""
+    return "operator" if caller.principal is None else caller.principal.auth_method
