@@ -1,0 +1,665 @@
+"""The line in front of the picker: who waits, for how long, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections import Counter
+
+import pytest
+from fair_world import COST, NEVER, Desk, Policy, World, asks, turns
+from picker_bench import BLOCK, COMPLETE, FAILED, GONE, W0, W1, ids
+
+from trunkline.errors import Busy, NoWorker
+from trunkline.gateway.allowance import RateLimited
+from trunkline.gateway.contracts import ClientError, InferenceRequest, Pick, Refusal
+from trunkline.gateway.fair_line import MAX_RELEASES, TICK_S, LineFull
+
+LONG = 4_000
+"""Tokens of a long prompt: 21 ms of the profile `tiny`."""
+
+
+def fresh(number: int, count: int = LONG) -> array[int]:
+    """A prompt that begins like no other."""
+    return array("I", [number, *range(1, count)])
+
+
+def prefill_ms(tokens: int) -> float:
+    return COST.prefill_ms(tokens, 0)
+
+
+# -- who waits -------------------------------------------------------------------------------------
+
+
+def test_one_tenant_on_an_idle_fleet_never_waits_however_long_its_prompt() -> None:
+    desk = Desk(W0, W1)
+    for number in range(50):
+        picked = desk.pick(asks("a", fresh(number, 49_000)))
+        desk.line.first_byte(picked)
+        desk.line.ended(picked, COMPLETE, None)
+    assert desk.line.accounts.passed == 50
+    desk.assert_clean()
+
+
+def test_requests_pass_while_any_worker_has_room_and_wait_when_none_has() -> None:
+    async def run() -> None:
+        desk = Desk(W0, W1, room_ms=20.0)
+        desk.pick(asks("a", fresh(1)))
+        desk.pick(asks("a", fresh(2)))
+
+        waiting = await desk.wait(asks("b", fresh(3)))
+
+        assert (desk.bench.in_flight(W0), desk.bench.in_flight(W1)) == (1, 1)
+        assert (desk.line.waiting_count, desk.line.waiting_of("b")) == (1, 1)
+        waiting.cancel()
+        await turns()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["first byte", "complete", "failed", "gone"])
+def test_who_waits_goes_when_an_attempt_begins_to_answer_or_ends(how: str) -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=20.0)
+        first = desk.pick(asks("a", fresh(1)))
+        waiting = await desk.wait(asks("b", fresh(2)))
+
+        if how == "first byte":
+            desk.line.first_byte(first)
+        else:
+            end = {"complete": COMPLETE, "failed": FAILED, "gone": GONE}[how]
+            desk.line.ended(first, end, None)
+        await turns()
+
+        desk.line.ended(waiting.result(), COMPLETE, None)
+        if how == "first byte":
+            desk.line.ended(first, COMPLETE, None)
+        desk.assert_clean()
+
+    asyncio.run(run())
+
+
+def test_who_waits_goes_when_a_silent_prefill_is_predicted_to_be_over() -> None:
+    """An answer that is not streamed shows its first byte at its end only."""
+
+    async def run() -> None:
+        desk = Desk(W0, room_ms=10.0)
+        desk.pick(asks("a", fresh(1), is_stream=False))
+        waiting = await desk.wait(asks("b", fresh(2)))
+        assert desk.timers.due[0][0] == TICK_S
+
+        desk.bench.clock.ms += prefill_ms(LONG) - 10.0
+        desk.timers.fire()
+        await turns()
+        assert not waiting.done()
+        desk.bench.clock.ms += 0.001
+        desk.timers.fire()
+        await turns()
+
+        assert waiting.result().worker == W0
+        assert not desk.timers.due
+
+    asyncio.run(run())
+
+
+def test_a_further_attempt_of_a_request_does_not_wait_again() -> None:
+    async def run() -> None:
+        desk = Desk(W0, W1, room_ms=1.0)
+        retried = asks("a", fresh(1))
+        first = desk.pick(retried)
+        desk.pick(asks("a", fresh(2)))
+        waiting = await desk.wait(asks("b", fresh(3)))
+
+        again = desk.pick(retried, frozenset({first.worker}))
+
+        assert again.worker != first.worker
+        assert not waiting.done()
+        waiting.cancel()
+        await turns()
+
+    asyncio.run(run())
+
+
+def test_a_long_prompt_that_is_read_off_the_loop_finds_the_room_that_is_left_then() -> None:
+    """64 at once must not all be sent because there was room when they came."""
+
+    async def run() -> None:
+        desk = Desk(W0, room_ms=20.0)
+        prompts = (f"{n:02d}" + "x" * 33_000 for n in range(8))
+        requests = [asks("a", ids(1)) for _ in range(8)]
+        for asked, prompt in zip(requests, prompts, strict=True):
+            asked.prompt, asked.body = prompt, b'{"prompt":"' + prompt.encode() + b'"}'
+        choices = [desk.line.pick(asked, NEVER) for asked in requests]
+        tasks = [asyncio.ensure_future(c) for c in choices if not isinstance(c, Pick)]
+        assert len(tasks) == 8
+        while desk.line.waiting_count < 7:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+
+        assert desk.bench.in_flight(W0) == 1
+
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        desk.bench.picker._prompts.close()
+
+    asyncio.run(run())
+
+
+def test_workers_above_their_watermark_have_no_room_unless_all_are() -> None:
+    async def run() -> None:
+        desk = Desk(W0, W1, room_ms=20.0)
+        desk.bench.fleet.update(W1, is_full=True)
+        desk.pick(asks("a", fresh(1)))
+        waiting = await desk.wait(asks("a", fresh(2)))
+
+        desk.bench.fleet.update(W0, is_full=True)
+        desk.timers.fire()
+        await turns()
+
+        assert waiting.done()
+
+    asyncio.run(run())
+
+
+def test_without_a_usable_worker_nobody_waits_in_vain() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=20.0)
+        first = desk.pick(asks("a", fresh(1)))
+        waiting = await desk.wait(asks("b", fresh(2)))
+
+        desk.bench.fleet.update(W0, is_healthy=False)
+        desk.timers.fire()
+        await turns()
+
+        with pytest.raises(NoWorker):
+            waiting.result()
+        with pytest.raises(NoWorker):
+            desk.line.pick(asks("b", fresh(3)), NEVER)
+        desk.line.ended(first, FAILED, None)
+        desk.assert_clean()
+
+    asyncio.run(run())
+
+
+def test_who_waits_is_sent_under_the_grant_of_when_it_goes() -> None:
+    """And where that is refused by now, it alone is; the next one goes."""
+    renewed: list[str] = []
+
+    def renew(asked: InferenceRequest) -> None:
+        renewed.append(asked.grant.principal.tenant)
+        if asked.grant.principal.tenant == "barred":
+            raise ClientError(Refusal(status=403, code="access_revoked", message="no"))
+
+    async def run() -> None:
+        desk = Desk(W0, room_ms=20.0, renew=renew)
+        first = desk.pick(asks("a", fresh(1)))
+        barred = await desk.wait(asks("barred", fresh(2)))
+        good = await desk.wait(asks("good", fresh(3)))
+        assert renewed == []
+
+        desk.line.ended(first, COMPLETE, None)
+        await turns()
+
+        assert renewed == ["barred", "good"]
+        with pytest.raises(ClientError):
+            barred.result()
+        desk.line.ended(good.result(), COMPLETE, None)
+        desk.assert_clean()
+
+    asyncio.run(run())
+
+
+def test_a_turn_of_the_loop_sends_a_bounded_number_and_the_next_one_goes_on() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1_000.0)
+        first = desk.pick(asks("a", fresh(1, 49_000)))
+        desk.line._room_ms = 100.0
+        tasks = [await desk.wait(asks("b", ids(20, n * 50))) for n in range(MAX_RELEASES + 8)]
+
+        desk.line.ended(first, COMPLETE, None)
+        await turns()
+        assert sum(task.done() for task in tasks) == MAX_RELEASES
+        assert desk.timers.due[-1][0] in (0.0, TICK_S)
+        desk.timers.fire()
+        await turns()
+
+        assert all(task.done() for task in tasks)
+
+    asyncio.run(run())
+
+
+# -- bounds ----------------------------------------------------------------------------------------
+
+
+def test_a_tenant_with_as_many_waiting_as_it_may_is_told_when_to_come_again() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1.0, max_waiting_per_tenant=2)
+        desk.policies["a"] = Policy(tokens_per_s=10_000.0)
+        desk.pick(asks("z", fresh(1)))
+        tasks = [await desk.wait(asks("a", fresh(n))) for n in (2, 3)]
+        desk.bench.clock.ms += 2_500.0
+
+        with pytest.raises(LineFull) as refused:
+            desk.line.pick(asks("a", fresh(4)), NEVER)
+        other = await desk.wait(asks("b", fresh(5)))
+
+        assert (refused.value.status, refused.value.retry_after_s) == (429, 3)
+        assert desk.line.waiting_count == 3
+        assert desk.line.accounts.refused == 1
+        desk.bench.clock.ms -= 2_500.0
+        left = desk.allowance._limits.levels("a", desk.bench.clock.now())[1]
+        assert left is not None
+        assert left >= 10_000.0 - 2 * LONG, "the refused one was charged"
+        for task in (*tasks, other):
+            task.cancel()
+        await turns()
+
+    asyncio.run(run())
+
+
+def test_at_the_bound_of_all_the_newest_of_who_has_most_makes_room() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1.0, max_waiting=3)
+        desk.pick(asks("z", fresh(1)))
+        flood = [await desk.wait(asks("a", fresh(n))) for n in (2, 3, 4)]
+
+        quiet = await desk.wait(asks("b", fresh(5)))
+
+        with pytest.raises(LineFull):
+            flood[2].result()
+        late = await desk.wait(asks("a", fresh(6)))
+        with pytest.raises(LineFull):
+            late.result()
+        assert [task.done() for task in (*flood[:2], quiet)] == [False] * 3
+        assert len(desk.line._arrivals) == desk.line.waiting_count == 3
+        for task in (*flood[:2], quiet):
+            task.cancel()
+        await turns()
+        assert desk.line.waiting_count == 0
+
+    asyncio.run(run())
+
+
+def test_a_wait_that_is_too_long_ends_and_leaves_nothing() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1.0, max_wait_ms=1_000.0)
+        first = desk.pick(asks("z", fresh(1)))
+        desk.bench.fleet.states()[0].queue.foreign_ms = 1.0  # another gateway's work, for ever
+        early = await desk.wait(asks("a", fresh(2)))
+        desk.bench.clock.ms += 400.0
+        late = await desk.wait(asks("b", fresh(3)))
+
+        desk.bench.clock.ms += 599.0
+        desk.timers.fire()
+        await turns()
+        assert not early.done()
+        desk.bench.clock.ms += 1.0
+        desk.timers.fire()
+        await turns()
+
+        with pytest.raises(Busy, match="1000 ms"):
+            early.result()
+        assert not late.done()
+        late.cancel()
+        await turns()
+        desk.bench.fleet.states()[0].queue.foreign_ms = 0.0
+        desk.line.ended(first, COMPLETE, None)
+        desk.timers.fire()
+        desk.assert_clean()
+        assert not desk.timers.due
+
+    asyncio.run(run())
+
+
+# -- nothing left behind ---------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_while_it_waits_takes_its_place_along() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1.0)
+        first = desk.pick(asks("z", fresh(1)))
+        waiting = await desk.wait(asks("a", fresh(2)))
+
+        waiting.cancel()
+        await turns()
+
+        assert desk.line.waiting_count == 0
+        assert desk.line.accounts.left == 1
+        desk.line.ended(first, COMPLETE, None)
+        desk.assert_clean()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_when_its_worker_was_just_chosen_gives_it_back() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1.0)
+        first = desk.pick(asks("z", fresh(1)))
+        waiting = await desk.wait(asks("a", fresh(2)))
+
+        desk.line.ended(first, COMPLETE, None)
+        assert desk.bench.in_flight(W0) == 1
+        waiting.cancel()
+        await turns()
+
+        assert desk.bench.told[W0, "client-gone"] == 1
+        desk.assert_clean()
+
+    asyncio.run(run())
+
+
+def test_who_left_in_this_turn_is_passed_over_and_the_next_one_goes() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1.0)
+        first = desk.pick(asks("z", fresh(1)))
+        leaving = await desk.wait(asks("a", fresh(2)))
+        staying = await desk.wait(asks("b", fresh(3)))
+
+        leaving.cancel()
+        desk.line.ended(first, COMPLETE, None)
+        await turns()
+
+        assert leaving.cancelled()
+        desk.line.ended(staying.result(), COMPLETE, None)
+        desk.assert_clean()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ten_thousand_ends_of_every_kind_leave_nothing_behind(seed: int) -> None:
+    """Starts, first bytes, ends, failures, retries, clients that leave, time-outs, workers that
+    come and go, 2,500 steps a seed.
+    """
+    dice = random.Random(seed)
+
+    async def run() -> Counter[str]:
+        desk = Desk(W0, W1, room_ms=15.0, max_waiting=20, max_waiting_per_tenant=8,
+                    max_wait_ms=150.0)  # fmt: skip
+        live: list[Pick] = []
+        waiting: list[asyncio.Task[Pick]] = []
+        seen: Counter[str] = Counter()
+
+        async def step(number: int) -> None:
+            draw = dice.random()
+            tenant = "abc"[dice.randrange(3)]
+            if draw < 0.5:
+                asked = asks(tenant, fresh(dice.randrange(40), dice.choice((40, 1_000, LONG))),
+                             is_stream=dice.random() < 0.5)  # fmt: skip
+                tried = frozenset({W0}) if dice.random() < 0.1 else NEVER
+                try:
+                    choice = desk.line.pick(asked, tried)
+                except (Busy, NoWorker):
+                    seen["refused"] += 1
+                    return
+                if isinstance(choice, Pick):
+                    seen["passed"] += 1
+                    live.append(choice)
+                else:
+                    waiting.append(asyncio.ensure_future(choice))
+            elif draw < 0.6 and live:
+                desk.line.first_byte(live[dice.randrange(len(live))])
+            elif draw < 0.85 and live:
+                end = dice.choice((COMPLETE, FAILED, GONE))
+                desk.line.ended(live.pop(dice.randrange(len(live))), end, None)
+            elif draw < 0.9 and waiting:
+                waiting[dice.randrange(len(waiting))].cancel()
+            elif draw < 0.92:
+                name = dice.choice((W0, W1))
+                desk.bench.fleet.update(name, is_healthy=dice.random() < 0.7)
+            else:
+                desk.timers.fire()
+
+        def collect() -> None:
+            for task in [task for task in waiting if task.done()]:
+                waiting.remove(task)
+                if task.cancelled():
+                    seen["left"] += 1
+                    continue
+                error = task.exception()
+                seen[type(error).__name__ if error else "released"] += 1
+                if error is None:
+                    live.append(task.result())
+
+        for number in range(2_500):
+            desk.bench.clock.ms += dice.random() * 8.0
+            await step(number)
+            if dice.random() < 0.7:
+                await turns(dice.randrange(3))
+                collect()
+            assert desk.line.waiting_count <= sum(not task.done() for task in waiting)
+            assert len(desk.timers.due) <= 1
+        for task in waiting:
+            task.cancel()
+        await turns()
+        collect()
+        for picked in live:
+            desk.line.ended(picked, COMPLETE, None)
+        await turns()
+        desk.timers.fire()
+        desk.assert_clean()
+        return seen
+
+    seen = asyncio.run(run())
+    assert set(seen) >= {"passed", "released", "refused", "left", "LineFull"}, seen
+    assert min(seen.values()) > 5, seen
+
+
+# -- shares ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flood_of_long_prompts_costs_a_quiet_tenant_no_more_than_its_fair_share(
+    seed: int,
+) -> None:
+    """64 prompts of up to 4,000 tokens at once, against a tenant that asks one at a time.
+
+    The bound. In the line: room comes within the longest prefill L, since no worker had more than
+    `room_ms` ahead when it was sent its last; and then it is the quiet tenant's turn after at most
+    one of the flood's, another L; and a tick. Behind it: less than `room_ms` at a worker with room.
+    And its own prefill. Without the line it waits for all that was there before it.
+    """
+    room_ms, workers = 30.0, 4
+
+    async def run(*, has_line: bool) -> tuple[list[float], list[float]]:
+        dice = random.Random(seed)
+        world = World(workers, room_ms=room_ms, has_line=has_line)
+        for number in range(64):
+            world.ask("flood", fresh(number, dice.randrange(2_000, LONG)), at_ms=1_000.0)
+        quiet = [
+            world.ask("quiet", fresh(1_000 + n, 400), at_ms=1_001.0 + n * dice.uniform(20.0, 30.0))
+            for n in range(10)
+        ]
+        await world.run()
+        world.assert_clean()
+        return [q.waited_ms for q in quiet], [q.ttft_ms for q in quiet]
+
+    longest_ms = prefill_ms(LONG)
+    wait_bound_ms = 2 * longest_ms + TICK_S * 1_000.0
+    ttft_bound_ms = wait_bound_ms + room_ms + prefill_ms(400)
+    waits_ms, ttfts_ms = asyncio.run(run(has_line=True))
+    _, without_ms = asyncio.run(run(has_line=False))
+    assert max(waits_ms) <= wait_bound_ms
+    assert max(ttfts_ms) <= ttft_bound_ms
+    assert max(without_ms) > 2 * ttft_bound_ms
+
+
+@pytest.mark.parametrize("flood", [64, 512])
+def test_the_length_of_a_flood_plays_no_part_in_what_others_wait(flood: int) -> None:
+    async def run() -> float:
+        world = World(2, room_ms=30.0)
+        for number in range(flood):
+            world.ask("flood", fresh(number), at_ms=1_000.0)
+        quiet = [world.ask("quiet", fresh(5_000 + n, 400), at_ms=1_003.0) for n in range(4)]
+        await world.run()
+        return max(q.ttft_ms for q in quiet)
+
+    # Four at once: the fourth is behind three turns of the flood more than the first.
+    assert asyncio.run(run()) <= (2 + 3) * prefill_ms(LONG) + 30.0 + 20.0 + prefill_ms(400)
+
+
+def test_weights_one_to_three_get_one_to_three_of_the_uncached_tokens() -> None:
+    async def run() -> Counter[str]:
+        dice = random.Random(9)
+        world = World(4, room_ms=30.0)
+        world.policies["b"] = Policy(weight=3.0)
+        for number in range(800):
+            tenant = "b" if number % 2 else "a"
+            world.ask(tenant, fresh(number, dice.randrange(2_000, LONG)), at_ms=1_000.0)
+        await world.run()
+        got: Counter[str] = Counter()
+        waited = [served for served in world.order if served.waited_ms > 0.0]
+        for served in waited[: len(waited) // 2]:  # while both wait
+            got[served.tenant] += served.uncached_tokens
+        return got
+
+    got = asyncio.run(run())
+    assert got["b"] / got["a"] == pytest.approx(3.0, rel=0.03)
+
+
+def test_a_request_whose_prompt_is_cached_costs_its_tenant_little() -> None:
+    """3,200 tokens in common that are there, against as many that are not: turns by what is
+    computed, not by what is asked.
+    """
+
+    async def run() -> Counter[str]:
+        world = World(1, room_ms=20.0)
+        prefix = list(range(1_000_000, 1_000_000 + 200 * BLOCK))
+        world.ask("cached", array("I", prefix), at_ms=0.0)
+        for number in range(200):
+            world.ask("cached", array("I", [*prefix, *range(number, number + 80)]), at_ms=5_000.0)
+            world.ask("computed", fresh(number, 200 * BLOCK + 80), at_ms=5_000.0)
+        await world.run()
+        waited = [served for served in world.order if served.waited_ms > 0.0]
+        last = max(n for n, served in enumerate(waited) if served.tenant == "cached")
+        return Counter(served.tenant for served in waited[: last + 1])
+
+    turns_of = asyncio.run(run())
+    assert turns_of["cached"] > 190
+    # 3,280 tokens against 80: one turn of the other for each forty.
+    assert turns_of["computed"] <= 200 * 96 / 3_280 + 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nobody_starves_whatever_the_weights_and_the_others_do(seed: int) -> None:
+    """A request that finds nothing of its own tenant waiting is passed by at most
+    w_other / w_own x (its tenant's last one) + one entry, of each other tenant.
+    """
+    dice = random.Random(seed)
+    weights = {f"t{n}": dice.choice((0.1, 1.0, 1.0, 5.0)) for n in range(6)}
+
+    async def run() -> World:
+        world = World(2, room_ms=30.0)
+        for tenant, weight in weights.items():
+            world.policies[tenant] = Policy(weight=weight)
+        for number in range(300):
+            tenant = f"t{min(int(dice.expovariate(0.6)), 5)}"
+            tokens = dice.choice((100, 1_000, LONG))
+            world.ask(tenant, fresh(number, tokens), at_ms=1_000.0 + dice.random() * 2_000.0)
+        await world.run()
+        world.assert_clean()
+        return world
+
+    world = asyncio.run(run())
+    assert len(world.order) == 300
+    for served in world.order:
+        own_waiting = [
+            other
+            for other in world.order
+            if other.tenant == served.tenant
+            and other is not served
+            and other.came_ms <= served.came_ms < other.sent_ms
+        ]
+        if own_waiting or served.waited_ms == 0.0:
+            continue
+        passed: Counter[str] = Counter()
+        for other in world.order:
+            if other.tenant != served.tenant and served.came_ms < other.sent_ms < served.sent_ms:
+                passed[other.tenant] += other.uncached_tokens
+        for tenant, tokens in passed.items():
+            ratio = weights[tenant] / weights[served.tenant]
+            assert tokens <= ratio * LONG + LONG, (served, tenant, tokens)
+
+
+def test_the_line_keeps_the_workers_as_busy_as_they_are_without_it() -> None:
+    async def ends_at(*, has_line: bool) -> float:
+        dice = random.Random(4)
+        world = World(4, room_ms=30.0, has_line=has_line)
+        for number in range(400):
+            tokens = dice.choice((100, 1_000, LONG))
+            world.ask("abcd"[number % 4], fresh(number, tokens), at_ms=1_000.0)
+        await world.run()
+        return max(served.begun_ms for served in world.served)
+
+    with_line, without = (asyncio.run(ends_at(has_line=h)) for h in (True, False))
+    # Both end within one long prefill of the work divided by the workers.
+    assert with_line <= without + prefill_ms(LONG)
+
+
+def test_the_same_calls_at_the_same_times_give_the_same_order() -> None:
+    async def order() -> list[tuple[str, float]]:
+        dice = random.Random(2)
+        world = World(3, room_ms=30.0)
+        for number in range(200):
+            at_ms = 1_000.0 + dice.random() * 500.0
+            world.ask("abc"[dice.randrange(3)], fresh(number, dice.randrange(50, LONG)), at_ms)
+        await world.run()
+        return [(served.tenant, served.sent_ms) for served in world.order]
+
+    assert asyncio.run(order()) == asyncio.run(order())
+
+
+def test_after_an_idle_moment_nobody_owes_anybody() -> None:
+    async def run() -> None:
+        desk = Desk(W0, room_ms=1.0)
+        first = desk.pick(asks("z", fresh(1)))
+        task = await desk.wait(asks("a", fresh(2)))
+        desk.line.ended(first, COMPLETE, None)
+        await turns()
+        assert desk.line._queue.tenant_count == 1
+        desk.line.ended(task.result(), COMPLETE, None)
+
+        desk.pick(asks("b", fresh(3)))
+
+        assert desk.line._queue.tenant_count == 0
+
+    asyncio.run(run())
+
+
+# -- rates of tokens -------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_charged_once_when_its_tokens_are_known() -> None:
+    desk = Desk(W0, W1)
+    desk.policies["a"] = Policy(tokens_per_s=1_000.0)
+    asked = asks("a", fresh(1, 1_500))
+    desk.allowance.admit("a")
+    first = desk.pick(asked)
+    desk.pick(asked, frozenset({first.worker}))
+
+    assert dict(asked.limit_headers) == {
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "2s",
+    }
+    desk.bench.clock.ms += 499.0
+    with pytest.raises(RateLimited) as refused:
+        desk.allowance.admit("a")
+    assert refused.value.retry_after_s == 1
+    desk.bench.clock.ms += 1.0
+    desk.allowance.admit("a")
+
+
+def test_of_many_prompts_that_were_admitted_unread_only_the_first_debt_is_let_through() -> None:
+    desk = Desk(W0)
+    desk.policies["a"] = Policy(tokens_per_s=1_000.0)
+    for _ in range(4):
+        desk.allowance.admit("a")
+    desk.pick(asks("a", fresh(1, 5_000)))
+
+    with pytest.raises(RateLimited) as refused:
+        desk.line.pick(asks("a", fresh(2, 5_000)), NEVER)
+
+    assert refused.value.retry_after_s == 4
+    assert desk.bench.in_flight(W0) == 1
