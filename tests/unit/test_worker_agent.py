@@ -165,11 +165,11 @@ def test_the_fleet_covers_what_came_without_a_ticket_too() -> None:
 
     async def play() -> None:
         await bench.fill(0, tokens(64), None)
-        job = bench.engines[0].submit(tokens(16), None, 500)
+        job = bench.engines[0].submit(tokens(16), None, 10_000)
         await job.wait_beyond(0)
         ack = await bench.order(1, "fleet", 1)
         assert ack["aborted"] == 1
-        assert ack["condemned_blocks"] == 4 + 1
+        assert ack["condemned_blocks"] >= 4 + 1
         assert job.failure is not None
 
     _on(bench, play)
@@ -233,7 +233,7 @@ def test_receipts_are_bounded_and_the_oldest_that_is_complete_goes_first() -> No
         await bench.lease()
         for rank in (0, 1):
             await bench.fill(rank, tokens(64), ticket())
-        holding = bench.engines[0].submit(tokens(70), "salt", 3_000, Terms(ticket=ticket()))
+        holding = bench.engines[0].submit(tokens(70), "salt", 10_000, Terms(ticket=ticket()))
         await holding.wait_beyond(0)
         await bench.order(10, "tenant/t", 4, "invalidate")
         await bench.order(11, "org/o", 9)
@@ -333,6 +333,7 @@ def test_hits_that_may_not_stand_at_the_first_token_are_computed(scheduling: Sch
     rank.finish()
     assert (warm.is_over, job.is_over, job.cached_tokens) == (True, True, 0)
     assert job.answer == right(prompt, 8)
+    assert job.first_token_at - job.started_at >= 0.001, "the first token waits for the prefill"
     assert rank.jobs.totals.hit == 0
     assert rank.jobs.totals.queried == 140
     assert rank.store.refused() == {Reason.LEASE: 1}

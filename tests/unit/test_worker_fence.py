@@ -181,6 +181,19 @@ def test_the_check_stops_at_the_first_thing_that_is_wrong() -> None:
     assert store.refused() == {Reason.GEN: 1}
 
 
+def test_a_place_that_is_given_away_is_of_another_generation() -> None:
+    store = Store(capacity=5)
+    store.lease()
+    generations: list[int] = []
+    for first in (300, 900, 1_500):
+        sequence = store.admitted(tokens(64, first), ticket())
+        store.cache.compute(sequence, 64)
+        generations.extend(block.generation for block in sequence.blocks if not block.index)
+        store.cache.release(sequence)
+    assert generations == sorted(set(generations))
+    assert len(generations) > 1
+
+
 def test_before_the_first_byte_leaves_everything_is_checked_again() -> None:
     store = _warm()
     sequence = store.admitted(PROMPT, ticket())

@@ -151,6 +151,45 @@ def test_a_floor_that_rises_later_yields_to_what_was_promised() -> None:
     assert _held(store, _named("a")) == 1
 
 
+def test_memory_that_a_domain_uses_and_does_not_keep_is_no_other_ones_loss() -> None:
+    store = Store(capacity=8)
+    store.lease()
+    bystander, user = _named("a", floor=2), _named("b", floor=3)
+    _run(store, bystander, tokens(2 * BLOCK))
+    _run(store, user, tokens(3 * BLOCK))
+    promised = store.cache.admit(tokens(3 * BLOCK - 1), "c", 1, Terms(ticket=_named("c")))
+    assert promised is not None
+    # It is let in for the three idle blocks of its own; the three clean places are promised.
+    kept_nowhere = ticket(ns=b"", tenant=user.tenant, floor=3)
+    using = store.cache.admit(tokens(48, first=900), "b", 0, Terms(ticket=kept_nowhere))
+    assert using is not None
+    store.cache.compute(using, 3 * BLOCK)
+    promised.tokens.extend(tokens(1))
+    store.cache.compute(promised, 3 * BLOCK)
+    assert (_held(store, bystander), _held(store, user)) == (2, 0)
+
+
+def test_what_a_domain_writes_counts_towards_its_floor_as_what_it_keeps_does() -> None:
+    store = Store(capacity=6)
+    store.lease()
+    user, other = _named("a", floor=3), Terms(ticket=_named("b"))
+    _run(store, user, tokens(3 * BLOCK))
+    assert store.cache.admit(tokens(4 * BLOCK - 1), "b", 1, other) is None
+    kept_nowhere = Terms(ticket=ticket(ns=b"", tenant=user.tenant, floor=3))
+    using = store.cache.admit(tokens(48, first=900), "a", 0, kept_nowhere)
+    assert using is not None
+    store.cache.compute(using, 3 * BLOCK)
+    assert store.cache.admit(tokens(3 * BLOCK - 1), "b", 1, other) is not None
+
+
+def test_a_floor_of_a_domain_that_is_gone_counts_no_more() -> None:
+    places = Places(8)
+    one, two = places.domain("a", 8, None), places.domain("b", 8, None)
+    assert places.floor_of(one) == 4
+    places.forget_if_empty(two)
+    assert places.floor_of(one) == 8
+
+
 def test_domains_beyond_the_bound_share_one_without_a_floor() -> None:
     places = Places(8, max_domains=3)
     one, two = places.domain("a", 1, None), places.domain("b", 2, None)
