@@ -2,7 +2,7 @@
 
 Owns exit codes and what a user sees of an error: one line, no traceback for a mistake of theirs.
 Must stay cheap to import, since `--help` pays for it: what a verb needs is imported when it runs.
-Read `wiring.py` next, where each verb is put together.
+Read `wiring.py` and `rehearsal.py` next, where each verb is put together.
 """
 
 from __future__ import annotations
@@ -182,13 +182,13 @@ VERBS: Mapping[str, Verb] = {
     ),
     "worker": Verb(
         summary="Run a simulated worker: an engine's HTTP and cache events without a GPU.",
-        run="trunkline.wiring:run_worker",
+        run="trunkline.rehearsal:run_worker",
         options="trunkline.worker.options:add_arguments",
         examples=("trunkline worker --port 8000", "trunkline worker --port 8001"),
     ),
     "simulate": Verb(
         summary="Play a trace through the fleet model; exit code 1 if a bar is missed.",
-        run="trunkline.wiring:simulate",
+        run="trunkline.rehearsal:simulate",
         options="trunkline.sim.command:add_arguments",
         examples=(
             "trunkline simulate W1",
@@ -200,7 +200,7 @@ VERBS: Mapping[str, Verb] = {
     ),
     "replay": Verb(
         summary="Play a trace through a real gateway; exit code 1 on a false hit or a missed bar.",
-        run="trunkline.wiring:replay",
+        run="trunkline.rehearsal:replay",
         options="trunkline.replay.flags:add_arguments",
         examples=(
             "trunkline replay W1-smoke --load 0.5 --workers 8 --time-scale 0.1"
@@ -212,8 +212,8 @@ VERBS: Mapping[str, Verb] = {
     ),
     "demo": Verb(
         summary="The tour: a gateway and simulated workers on this machine.",
-        run="trunkline.wiring:demo",
-        options="trunkline.wiring:add_demo_arguments",
+        run="trunkline.rehearsal:demo",
+        options="trunkline.rehearsal:add_demo_arguments",
         examples=("trunkline demo", "trunkline demo --serve"),
     ),
     "docs": Verb(

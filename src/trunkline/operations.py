@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from trunkline.config import worker_name, worker_url_problem
 from trunkline.control.membership import Membership
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.control.views import MemberView, Mode, WorkerSpec
@@ -32,6 +31,7 @@ from trunkline.gateway.counters import Counters
 from trunkline.gateway.front import Readiness
 from trunkline.gateway.metrics import Sample, WorkerRow
 from trunkline.gateway.picker import FleetPicker
+from trunkline.worker_url import worker_name, worker_url_problem
 
 _BREAKER: dict[int, Literal["closed", "open", "half-open"]] = {
     0: "closed",

@@ -15,15 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from trunkline.config import (
-    Config,
-    ListenConfig,
-    is_loopback,
-    is_printable_ascii,
-    nearest,
-    worker_name,
-    worker_url_problem,
-)
+from trunkline.config import Config, ListenConfig, is_loopback, is_printable_ascii, nearest
 from trunkline.errors import ConfigError
 from trunkline.leaf import (
     PREFIX,
@@ -37,6 +29,7 @@ from trunkline.leaf import (
     shown,
     toml_value,
 )
+from trunkline.worker_url import worker_name, worker_url_problem
 
 _MAX_FILE_BYTES = 1 << 20
 

@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from trunkline.config import worker_url_problem
 from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.errors import GatewayError
@@ -50,6 +49,7 @@ from trunkline.gateway.listener import (
     whole_number,
 )
 from trunkline.gateway.permissions import Act, extent_of
+from trunkline.worker_url import worker_url_problem
 
 _MAX_DECISIONS = 10_000
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
