@@ -123,11 +123,10 @@ class Twins:
         (way, alias), parent = (known or list(self.names.items()))[
             pick % (len(known) or len(self.names))
         ]
-        is_long = len(way) > 6
-        if is_long:
+        if len(way) > 6:
             return
         number = -1 if zone is None else self.numbers[zone]
-        secret = way[-1][0] if zone is None else zone
+        secret = last_secret(way) if zone is None else zone
         self._store(slot, tier, number, way, secret, path, alias, parent=parent)
 
     def _store(
@@ -242,6 +241,10 @@ class Twins:
         assert self.both("block_count") == 0
         numbers = {self.both("add_namespace", *SECRETS[0]) for _ in range(3)}
         assert max(numbers) < 3 + self.life_count
+
+
+def last_secret(way: Way) -> int:
+    return way[-1][0]
 
 
 def two_zones(lead: int, rest: int, path: tuple[int, ...], lead_count: int) -> Way:

@@ -28,15 +28,22 @@ from trunkline.core.records import (
     Slot,
     WorkerId,
 )
-from trunkline.native import CONFLICT, FULL, RETIRED, UNKNOWN_PARENT, BlockIndex
+from trunkline.native import (
+    CONFLICT,
+    FULL,
+    IMPLEMENTATION,
+    RETIRED,
+    UNKNOWN_PARENT,
+    BlockIndex,
+)
 
 MAX_EVENT_AGE_MS = 120_000.0
 """Older events than this are of no use; also what is assumed before the first one has come."""
 
 MAX_NAMESPACES = 65_536
 """That live at one time; sessions and raised epochs make any number of them, one after another."""
-SWEEP_BLOCKS = 4_096
-"""Blocks of retired namespaces dropped in one step: about a millisecond, compiled."""
+SWEEP_BLOCKS = 4_096 if IMPLEMENTATION == "compiled" else 256
+"""Blocks of retired namespaces dropped in one step: 0.3 ms compiled, 3 ms in Python."""
 SMALL_SHARE_BLOCKS = 65_536
 """Every worker may hold so many blocks, however small the index or the cache it tells of."""
 MAX_CHECKPOINTS_PER_HEARTBEAT = 4_096
@@ -160,7 +167,7 @@ class Directory:
         return True
 
     def sweep(self) -> bool:
-        """Drop up to 4,096 blocks of retired namespaces; whether that was all of them."""
+        """Drop a slice of the blocks of retired namespaces; whether that was all of them."""
         return self._index.sweep(SWEEP_BLOCKS) == 0
 
     def knows_salt(self, salt: str) -> bool:
