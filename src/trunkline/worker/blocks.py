@@ -30,9 +30,11 @@ class BlockState(Enum):
     """Nobody can find it any more; its bytes are still to be overwritten."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stamp:
-    """Whose blocks these are. One record for all blocks of a zone of a sequence."""
+    """Whose blocks these are. One record for all blocks of a zone of a sequence: compared by
+    identity, since a block is filed under it each time one is kept.
+    """
 
     ns: bytes = b""
     """Empty for requests without a ticket, as a stock engine has them."""

@@ -36,6 +36,12 @@ from trunkline.worker.blocks import (
 from trunkline.worker.fence import Closed, Expected, Guard, Reason
 from trunkline.worker.quota import Places
 
+# Looked up once: these are compared for each block.
+_CLEAN = BlockState.CLEAN
+_CONDEMNED = BlockState.CONDEMNED
+_READY = BlockState.READY
+_WORKING = BlockState.WORKING
+
 _NO_PARENT = hashlib.sha256(b"trunkline simulated engine, no parent").digest()
 
 # The bytes do not belong to the namespace whose request met them: they are damaged, or not what the
@@ -259,12 +265,13 @@ class BlockCache:
         packed = simkv.little_endian(sequence.tokens)
         width = self.block_tokens * 4
         known = sequence.hashes
+        begins = {zone.first: zone.salt for zone in sequence.zones}
         for start in range(len(known) * width, len(packed) - width + 1, width):
             digest = hashlib.sha256(known[-1] if known else _NO_PARENT)
             digest.update(packed[start : start + width])
-            zone = sequence.zone_of(len(known))
-            if zone.first == len(known) and zone.salt is not None:
-                digest.update(b"salt" + zone.salt.encode("utf-8", "surrogatepass"))
+            salt = begins.get(len(known))
+            if salt is not None:
+                digest.update(b"salt" + salt.encode("utf-8", "surrogatepass"))
             known.append(digest.digest())
 
     def _hits(self, sequence: KvSequence) -> tuple[list[Block], Reason | None]:
@@ -316,7 +323,7 @@ class BlockCache:
 
     def _drop(self, name: bytes, block: Block) -> None:
         """An entry that is not what it says: out of the index, and its bytes with it."""
-        if block.state is BlockState.READY and block.hash == name:
+        if block.state is _READY and block.hash == name:
             self._condemn(block, None)
             return
         # The place is somebody else's by now, who may be in order.
@@ -324,7 +331,7 @@ class BlockCache:
         if not self._resident[name]:
             del self._resident[name]
         self._events.append(BlockRemoved(hash=name))
-        if block.state is BlockState.READY and block not in self._resident.get(block.hash, ()):
+        if block.state is _READY and block not in self._resident.get(block.hash, ()):
             self.places.condemn(block)
 
     # -- places ------------------------------------------------------------------------------------
@@ -376,13 +383,13 @@ class BlockCache:
         sequence.reserved -= 1
         self._reserved -= 1
         block = self.places.take(sequence.domain)
-        if block.state is BlockState.READY:
+        if block.state is _READY:
             self._unindex(block)
             self._events.append(BlockRemoved(hash=block.hash))
             self.places.discharge(block)
-        elif block.state is BlockState.CONDEMNED:
+        elif block.state is _CONDEMNED:
             self._erase(block)
-        block.state = BlockState.WORKING
+        block.state = _WORKING
         block.generation += 1
         block.references = 1
         self.places.begin(block, sequence.domain)
@@ -418,4 +425,4 @@ def _wipe(block: Block) -> None:
     block.checksum = 0
     block.erasure = None
     block.was_announced = False
-    block.state = BlockState.CLEAN
+    block.state = _CLEAN

@@ -19,6 +19,9 @@ from trunkline.core.records import BootInstant
 from trunkline.worker.blocks import Block, BlockState, Stamp
 from trunkline.worker.ticket import Ticket
 
+# Looked up once: these are compared for each block.
+_READY = BlockState.READY
+
 
 class Reason(Enum):
     """Why a block was not used, in the order in which it is checked."""
@@ -86,7 +89,7 @@ class Fence:
             return Reason.HASH
         if not self._is_current(block.stamp):
             return Reason.EPOCH
-        if block.state is not BlockState.READY or block.generation != expected.generation:
+        if block.state is not _READY or block.generation != expected.generation:
             return Reason.GEN
         if len(block.kv) != expected.kv_bytes:
             return Reason.LAYOUT

@@ -19,6 +19,12 @@ from collections.abc import Iterable
 
 from trunkline.worker.blocks import Block, BlockState, Domain
 
+# Looked up once: these are compared for each block.
+_CLEAN = BlockState.CLEAN
+_CONDEMNED = BlockState.CONDEMNED
+_READY = BlockState.READY
+_WORKING = BlockState.WORKING
+
 MAX_DOMAINS = 1_024
 """Quota domains with blocks or requests here. Beyond it newcomers share the domain of requests
 without a ticket, which has neither floor nor cap."""
@@ -126,6 +132,8 @@ class Places:
         return self.unshelve(self._victim(domain))
 
     def _victim(self, domain: Domain) -> Block:
+        if len(self._domains) == 1:
+            return _oldest(domain)
         heads = [_oldest(other) for other in self._domains.values() if other.idle]
         assert heads, "a promised place is not there"
         above = [block for block in heads if self._is_above_floor(block)]
@@ -149,13 +157,13 @@ class Places:
         assert not block.references
         domain = block.domain
         assert domain is not None
-        if block.state is BlockState.READY:
+        if block.state is _READY:
             self._ticks += 1
             block.idle_since = self._ticks
             domain.idle[block.index] = block
             self._idle_count += 1
         else:
-            block.state = BlockState.CONDEMNED
+            block.state = _CONDEMNED
             domain.working -= 1
             block.domain = None
             self._dirty.append(block)
@@ -164,7 +172,7 @@ class Places:
         return self._dirty.popleft() if self._dirty else None
 
     def put_clean(self, block: Block) -> None:
-        assert block.state is BlockState.CLEAN
+        assert block.state is _CLEAN
         self._clean.append(block)
 
     def begin(self, block: Block, domain: Domain) -> None:
@@ -175,9 +183,9 @@ class Places:
 
     def charge(self, block: Block) -> None:
         """What was written is kept: READY."""
-        assert block.state is BlockState.WORKING
+        assert block.state is _WORKING
         assert block.domain is not None
-        block.state = BlockState.READY
+        block.state = _READY
         block.domain.working -= 1
         block.domain.held += 1
 
@@ -185,9 +193,9 @@ class Places:
         """Not READY any more: still held by sequences, to be overwritten, or just to be used."""
         domain = block.domain
         assert domain is not None
-        assert block.state is BlockState.READY
+        assert block.state is _READY
         domain.held -= 1
-        block.state = BlockState.CONDEMNED
+        block.state = _CONDEMNED
         if block.references:
             domain.working += 1
         else:
