@@ -11,23 +11,29 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trunkline import tenant_commands
 from trunkline.config import nearest
 from trunkline.errors import ConfigError, GatewayError, TraceError
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
+_SHOWN_FIRST = ("serve", "worker", "simulate", "replay", "demo", "keys create", "revoke")
+"""Verbs of which the overview has an example."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """One subcommand. Text of the form `module:function` is imported when the verb is used."""
+    """One subcommand, of one word or two. Text of the form `module:function` is imported when the
+    verb is used.
+    """
 
     summary: str
     run: str | Callable[[argparse.Namespace], int]
-    options: str
+    options: str | Callable[[argparse.ArgumentParser], None]
     """Called with the parser; empty for a verb without options."""
     examples: tuple[str, ...]
     usage: str = "[options]"
@@ -98,7 +104,7 @@ def build_parser(name: str) -> Parser:
         allow_abbrev=False,
     )
     if verb.options:
-        _load(verb.options)(parser)
+        (_load(verb.options) if isinstance(verb.options, str) else verb.options)(parser)
     return parser
 
 
@@ -107,13 +113,25 @@ def _dispatch(words: list[str]) -> int:
         print(_overview())
         return OK if words else MISUSED
     name = "version" if words[0] in ("-V", "--version") else words[0]
+    group = [verb for verb in VERBS if verb.startswith(f"{name} ")]
+    rest = words[1:]
+    if group and name not in VERBS:
+        if not rest or rest[0] in ("-h", "--help"):
+            print(_group_overview(name, group))
+            return OK if rest else MISUSED
+        name, rest = f"{name} {rest[0]}", rest[1:]
     if name not in VERBS:
-        near = nearest(name, VERBS)
-        hint = f"did you mean {near}?" if near else f"the verbs are {', '.join(VERBS)}"
-        raise ConfigError(f"{name!r} is no verb of trunkline; {hint}")
-    arguments = build_parser(name).read(words[1:])
+        raise _unknown_verb(name, group)
+    arguments = build_parser(name).read(rest)
     run = VERBS[name].run
     return (_load(run) if isinstance(run, str) else run)(arguments)
+
+
+def _unknown_verb(name: str, group: Sequence[str]) -> ConfigError:
+    known = list(group) or list(dict.fromkeys(verb.partition(" ")[0] for verb in VERBS))
+    near = nearest(name, known)
+    hint = f"did you mean {near}?" if near else f"the verbs are {', '.join(known)}"
+    return ConfigError(f"{name!r} is no verb of trunkline; {hint}")
 
 
 def _load(path: str) -> Callable[..., Any]:  # Any: each verb has its own signature
@@ -128,13 +146,25 @@ def _complain(error: Exception, code: int) -> int:
 
 
 def _overview() -> str:
-    width = max(map(len, VERBS))
     lines = ["usage: trunkline VERB [options]", ""]
     lines += ["A cache-aware gateway for fleets of LLM workers.", "", "verbs:"]
-    lines += [f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items()]
+    lines += _listed(name for name in VERBS if name not in tenant_commands.COMMANDS)
+    lines += ["", "tenants, on the admin port of a running gateway:"]
+    lines += _listed(name for name in VERBS if name in tenant_commands.COMMANDS)
     lines += ["", "examples:"]
-    lines += [f"  {verb.examples[0]}" for verb in VERBS.values()]
+    lines += [f"  {verb.examples[0]}" for name, verb in VERBS.items() if name in _SHOWN_FIRST]
     return "\n".join([*lines, "", "`trunkline VERB --help` explains one."])
+
+
+def _group_overview(name: str, group: Sequence[str]) -> str:
+    lines = [f"usage: trunkline {name} VERB [options]", "", "verbs:", *_listed(group)]
+    lines += ["", "examples:", *(f"  {VERBS[verb].examples[0]}" for verb in group)]
+    return "\n".join([*lines, "", f"`trunkline {name} VERB --help` explains one."])
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    width = max(map(len, VERBS))
+    return [f"  {name:<{width}}  {VERBS[name].summary}" for name in names]
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -146,6 +176,51 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(settings.to_toml(resolved), end="")
         return OK
     return _load("trunkline.wiring:serve")(resolved.config)
+
+
+def _administer(arguments: argparse.Namespace) -> int:
+    """Any verb of `tenant_commands.COMMANDS`."""
+    from trunkline import tenant_answers
+    from trunkline.terminal import Terminal
+
+    terminal = Terminal(environ=os.environ, out=sys.stdout, err=sys.stderr)
+    if arguments.command == "audit verify" and arguments.dir:
+        found = _verified_files(arguments)
+        return tenant_answers.print_verification(arguments, found, terminal)
+    return tenant_answers.run(arguments, terminal)
+
+
+def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as JSON has it
+    """Check an audit log in files, without asking any gateway."""
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from trunkline.adapters.audit_files import log_lines, read_checkpoints
+    from trunkline.adapters.signing import Ed25519Check
+    from trunkline.administration_views import verification_view
+    from trunkline.core.audit import verify
+    from trunkline.ports.audit import SinkDown
+
+    folder, kept = Path(arguments.dir), arguments.from_checkpoint
+    if not folder.is_dir():
+        raise ConfigError(f"--dir {folder} is no folder")
+    if kept and not Path(kept).is_file():
+        raise ConfigError(f"--from-checkpoint {kept} is no file")
+    try:
+        check = Ed25519Check.from_file(Path(arguments.public_key)) if arguments.public_key else None
+        checkpoints = read_checkpoints(Path(kept)) if kept else []
+        found = verify(
+            log_lines(folder),
+            checkpoints=checkpoints,
+            is_signed=None if check is None else check.is_signed,
+        )
+    except (SinkDown, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    if found.head.seq == 0 and found.fault is None:
+        raise ConfigError(f"--dir {folder} holds no audit log")
+    if check is None:
+        print("signatures were not checked: give --public-key", file=sys.stderr)
+    return asdict(verification_view(found))
 
 
 def _version(_arguments: argparse.Namespace) -> int:
@@ -216,6 +291,16 @@ VERBS: Mapping[str, Verb] = {
         options="trunkline.rehearsal:add_demo_arguments",
         examples=("trunkline demo", "trunkline demo --serve"),
     ),
+    **{
+        name: Verb(
+            summary=command.summary,
+            run=_administer,
+            options=tenant_commands.add_arguments(name),
+            examples=command.examples,
+            usage=command.usage,
+        )
+        for name, command in tenant_commands.COMMANDS.items()
+    },
     "docs": Verb(
         summary="Write the generated reference page, docs/configuration.md.",
         run="trunkline.reference:run",

@@ -1,0 +1,135 @@
+"""What the command line knows of the admin port: where it is, with which key, and what it answered.
+
+One request at a time, bounded in time and size. What went wrong becomes one sentence that names the
+flag to turn. Must never: show the key, or take for an answer what another program says. Read
+`tenant_answers.py` for who asks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+from urllib.parse import urlencode, urlsplit
+
+from trunkline.config import is_printable_ascii
+from trunkline.errors import ConfigError, GatewayError
+from trunkline.leaf import read_secret
+
+DEFAULT_URL = "http://127.0.0.1:29000"
+KEY_VARIABLE = "TRUNKLINE_ADMIN_API_KEY"
+TIMEOUT_S = 60.0
+"""A revocation takes 3.2 s at most; to verify a long audit log takes longer."""
+
+MAX_ANSWER_BYTES = 64 << 20
+
+Json = dict[str, Any]
+"""An object as JSON has it."""
+
+
+class AdminUnreachable(GatewayError):
+    """No gateway answers where one was looked for."""
+
+    code = "admin_unreachable"
+
+
+class AdminRefused(GatewayError):
+    """The gateway said no. `answered` is its status."""
+
+    code = "admin_refused"
+
+    def __init__(self, message: str, answered: int) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class AdminClient:
+    """The admin port of one gateway."""
+
+    def __init__(self, url: str, key: str) -> None:
+        """`key` may be `@FILE`; empty for none. Raises ConfigError."""
+        self.url = url.rstrip("/")
+        try:
+            parts = urlsplit(self.url)
+            self._port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"--admin-url {url} is no address: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--admin-url {url} does not begin with http:// or https://")
+        if parts.path or parts.query or parts.fragment or parts.username is not None:
+            raise ConfigError(f"--admin-url {url}: give scheme, host and port alone")
+        self._host, self._is_tls = parts.hostname, parts.scheme == "https"
+        self._key = read_secret(key[1:], "--admin-key") if key.startswith("@") else key
+        if not is_printable_ascii(self._key):
+            raise ConfigError("the admin key holds a character that no header can carry")
+
+    def get(self, path: str, query: Mapping[str, object] | None = None) -> Json:
+        given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+        return self.ask("GET", f"{path}?{urlencode(given)}" if given else path)
+
+    def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Json:
+        """What the gateway answers. Raises AdminUnreachable, AdminRefused."""
+        status, raw = self._exchange(method, path, body)
+        try:
+            answer = json.loads(raw)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise AdminUnreachable(
+                f"what answers at {self.url} is no admin port of trunkline (status {status});"
+                " name it with --admin-url"
+            )
+        found = cast("Json", answer)  # JSON's keys are text
+        if status >= 400:
+            raise self._refusal(status, found)
+        return found
+
+    def pages(self, path: str, name: str, query: Mapping[str, object]) -> Iterator[Json]:
+        """All items of a list, page by page."""
+        after = ""
+        while True:
+            page = self.get(path, {**query, "limit": 1_000, "after": after})
+            yield from page[name]
+            after = page["next"]
+            if after is None:
+                return
+
+    def _exchange(
+        self, method: str, path: str, body: Mapping[str, object] | None
+    ) -> tuple[int, bytes]:
+        import http.client  # not before it is needed: `--help` is cheap
+
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        raw = b"" if body is None else json.dumps(body).encode()
+        if body is not None:
+            headers["content-type"] = "application/json"
+        try:
+            connection.request(method, path, raw or None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(MAX_ANSWER_BYTES)
+        except TimeoutError as error:
+            raise AdminUnreachable(f"{self.url} did not answer within {TIMEOUT_S:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise AdminUnreachable(
+                f"no gateway answers at {self.url} ({why}): is `trunkline serve` running? Its"
+                " admin port is named with --admin-url"
+            ) from error
+        finally:
+            connection.close()
+
+    def _refusal(self, status: int, answer: Json) -> AdminRefused:
+        error = answer.get("error")
+        told: Json = cast("Json", error) if isinstance(error, dict) else {}
+        message = str(told.get("message", "no reason was given"))
+        if status == 401:
+            given = "does not take this key" if self._key else "asks for a key"
+            message = (
+                f"{self.url} {given}: give its admin key, or an API key with a role, with"
+                f" --admin-key @FILE or in {KEY_VARIABLE}"
+            )
+        elif status == 404 and told.get("code") == "not_found":
+            message = "nothing of that name is known, or not to this key"
+        return AdminRefused(message, status)
