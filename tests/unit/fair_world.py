@@ -145,8 +145,8 @@ class Served:
 class World(Desk):
     """The workers of the desk compute, first come, first served, as long as `tiny` takes."""
 
-    def __init__(self, worker_count: int, *, has_line: bool = True, **limits: float) -> None:
-        super().__init__(*(WorkerId(f"w{n}") for n in range(worker_count)), **limits)
+    def __init__(self, worker_count: int, *, room_ms: float, has_line: bool = True) -> None:
+        super().__init__(*(WorkerId(f"w{n}") for n in range(worker_count)), room_ms=room_ms)
         self.front = self.line if has_line else self.bench.picker
         self.served: list[Served] = []
         self.order: list[Served] = []

@@ -398,15 +398,18 @@ async def test_a_gateway_that_stops_answers_those_in_the_line() -> None:
 async def test_a_lost_lease_does_not_send_one_that_waits_twice() -> None:
     go_on = asyncio.Event()
     async with worker(in_two(b"", go_on, json_answer())) as w, standing(w) as stand:
+        waiting = await stand.gateway.client()  # connected first, fenced first
         first = asyncio.ensure_future(stand.ask("a"))
         await stand.books.begun.wait()
-        waiting = await stand.wait("b")
+        await waiting.send(of("b"))
+        await until(lambda: stand.line.waiting_count == 1)
 
         stand.lease[0] = False
         stand.gateway.front.fence()
         go_on.set()
-        await asyncio.gather(first, waiting)
 
-        assert (await waiting).status == 200
-        tenants = [asked.grant.principal.tenant for asked in stand.books.requests]
-        assert tenants.count("b") == 1
+        assert (await waiting.reply()).status == 200
+        await first  # its one worker was tried
+        sent = [a for a in stand.books.requests if a.grant.principal.tenant == "b"]
+        assert [asked.grant.scope for asked in sent] == [None]
+        assert stand.line.accounts.released == 1

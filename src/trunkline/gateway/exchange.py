@@ -19,13 +19,7 @@ from trunkline import observe
 from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
 from trunkline.gateway.answers import UNREADABLE, error_event
-from trunkline.gateway.contracts import (
-    AttemptEnd,
-    ClientError,
-    InferenceRequest,
-    Pick,
-    Route,
-)
+from trunkline.gateway.contracts import AttemptEnd, ClientError, InferenceRequest, Pick, Route
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer, final_head
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
@@ -376,9 +370,10 @@ class Exchange:
     def fence(self) -> bool:
         """What it was admitted under may have changed: end it if it has to; whether it had."""
         objection = self._line.objection(self._request.grant)
-        if is_due := objection is not None and self._phase is not DONE:
-            self._fence_off(objection)
-        return is_due
+        if objection is None or self._phase is DONE:
+            return False
+        self._fence_off(objection)
+        return True
 
     def _fence_off(self, objection: GatewayError) -> None:
         """Nothing of this attempt may go out any more. Where only reuse is in doubt and nothing has
@@ -387,9 +382,12 @@ class Exchange:
         if self._relay is not None or not objection.retryable:
             self._end_early(objection)
             return
+        self._request.grant = self._request.grant.unshared()
+        if self._picking is not None:
+            self._drop_held()
+            return  # the choice is still to come, and will be made under this grant
         self._drop_link()
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
-        self._request.grant = self._request.grant.unshared()
         self._retry_later()
 
     def stop(self, error: GatewayError) -> None:
