@@ -29,8 +29,10 @@ from trunkline.gateway.tenancy import Tenancy
 if TYPE_CHECKING:
     from trunkline.adapters.jwt_tokens import JwtTokens
     from trunkline.adapters.state_dir import StateDir
+    from trunkline.administration import Administration
     from trunkline.config import AuthConfig, Config
     from trunkline.control.audit import AuditLog
+    from trunkline.control.audit_reader import AuditReader
     from trunkline.control.book import Book, Quota
     from trunkline.control.holdings import Holdings
     from trunkline.control.ledger import Ledger
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from trunkline.control.registry import Committed, Registry
     from trunkline.control.revocation import Revoker
     from trunkline.core.freshness import Order
+    from trunkline.gateway.allowance import Allowance
     from trunkline.gateway.front import Front
     from trunkline.gateway.namespaces import Namespaces
     from trunkline.observe import EventLog
@@ -59,7 +62,8 @@ class Tenants:
     credentials: Credentials
     policies: Policies
     here: LocalHolder
-    pepper: bytes
+    allowance: Allowance
+    administration: Administration
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,21 +119,23 @@ async def _with_tenants(
     root_key: bytes,
     log: EventLog,
 ) -> Authority:
+    from trunkline.administration import Administration, AdministrationParts
     from trunkline.control.holders import HolderParts
     from trunkline.control.holdings import Holdings
     from trunkline.control.ledger import Ledger
     from trunkline.control.probe import fetch, post
     from trunkline.control.revocation import Revoker, RevokerParts
     from trunkline.core.credentials import secret_hash_under
+    from trunkline.gateway.allowance import Allowance
 
     registry = await _open_registry(stack, state, clock, log)
-    audit = await _open_audit(stack, config.auth, state, clock, log)
+    audit, reader = await _open_audit(stack, config.auth, state, clock, log)
     ledger = Ledger(registry, audit)
     policies = Policies(registry.book)
-    pepper = state.secret("pepper")
+    hash_secret = secret_hash_under(state.secret("pepper"))
     credentials = Credentials(
         book=registry.book.keys,
-        hash_secret=secret_hash_under(pepper),
+        hash_secret=hash_secret,
         clock=clock,
         tokens=await _open_tokens(stack, config.auth, clock, policies, log),
     )
@@ -137,7 +143,12 @@ async def _with_tenants(
     def who(authorization: bytes, source: str) -> Principal:
         return policies.applied(credentials.principal(authorization, source))
 
-    tenancy = _tenancy(who, state.secret("session"))
+    allowance = Allowance(
+        policies.allowance_of,
+        clock,
+        default_tokens_per_s=config.limits.rate_limit_tokens_per_second or None,
+    )
+    tenancy = _tenancy(who, state.secret("session"), allowance)
     here = LocalHolder(tenancy)
     grants = LeaseGrants(clock.boot(), has_earlier_life=registry.rev > 0)
     holdings = await stack.enter_async_context(
@@ -190,7 +201,20 @@ async def _with_tenants(
             credentials=credentials,
             policies=policies,
             here=here,
-            pepper=pepper,
+            allowance=allowance,
+            administration=Administration(
+                AdministrationParts(
+                    registry=registry,
+                    ledger=ledger,
+                    revoker=revoker,
+                    audit=audit,
+                    reader=reader,
+                    credentials=credentials,
+                    clock=clock,
+                    hash_secret=hash_secret,
+                    draw=secrets.token_bytes,
+                )
+            ),
         ),
     )
 
@@ -239,6 +263,12 @@ class Policies:
         record = self._book.tenants.get(tenant)
         return None if record is None else record.quota
 
+    def allowance_of(self, tenant: str) -> Quota:
+        """As `quota_of`, with a default for whoever is not in the book."""
+        from trunkline.control.book import Quota
+
+        return self.quota_of(tenant) or Quota()
+
     def applied(self, principal: Principal) -> Principal:
         """The principal with its tenant's default scope, where its credential names no narrower."""
         known = self._applied.get(principal)
@@ -285,12 +315,17 @@ def _width(kind: ScopeKind) -> int:
     return _WIDTHS.index(kind)
 
 
-def _tenancy(authenticate: Callable[[bytes, str], Principal], session_key: bytes) -> Tenancy:
+def _tenancy(
+    authenticate: Callable[[bytes, str], Principal],
+    session_key: bytes,
+    allowance: Allowance | None = None,
+) -> Tenancy:
     return Tenancy(
         authenticate=authenticate,
         has_lease=_holds_the_registry,
         session_key=session_key,
         draw=secrets.token_bytes,
+        allowance=allowance,
     )
 
 
@@ -331,21 +366,23 @@ async def _open_registry(
 
 async def _open_audit(
     stack: AsyncExitStack, auth: AuthConfig, state: StateDir, clock: Clock, log: EventLog
-) -> AuditLog:
+) -> tuple[AuditLog, AuditReader]:
     from trunkline.adapters.audit_files import CheckpointFile, FileSink
     from trunkline.adapters.signing import Ed25519Signer
     from trunkline.adapters.state_dir import boot_id, host_name
     from trunkline.control.audit import AuditLog, AuditOrigin
+    from trunkline.control.audit_reader import AuditReader
 
     copy_dir = Path(auth.audit_copy_dir) if auth.audit_copy_dir else state.path / "audit-copy"
     try:
         signer = Ed25519Signer.from_file(state.signing_key_file)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    keeper = CheckpointFile(copy_dir.with_name(copy_dir.name + "-checkpoints.jsonl"))
     audit = AuditLog(
         [FileSink(state.audit_dir), FileSink(copy_dir)],
         signer=signer,
-        keeper=CheckpointFile(copy_dir.with_name(copy_dir.name + "-checkpoints.jsonl")),
+        keeper=keeper,
         clock=clock,
         origin=AuditOrigin(host=host_name(), boot_id=boot_id(), audit_key=state.secret("audit")),
     )
@@ -354,7 +391,7 @@ async def _open_audit(
             "audit.down", why=audit.health().trouble, meaning="nothing can be granted until it is"
         )
     stack.push_async_callback(audit.close)
-    return audit
+    return audit, AuditReader(audit, keeper=keeper, is_signed=signer.is_signed)
 
 
 async def _open_tokens(

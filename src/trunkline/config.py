@@ -185,6 +185,13 @@ class LimitsConfig:
         low=1,
         high=1_000_000,
     )
+    rate_limit_tokens_per_second: float = setting(
+        0.0,
+        "Prompt tokens a second of a tenant whose policy says nothing of tokens; 0 is no limit.",
+        unit="tokens/s",
+        low=0.0,
+        high=1e12,
+    )
     strict_fields: bool = setting(
         False, "Answer 400 to unknown body fields instead of dropping and counting them."
     )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.principals import Principal
     from trunkline.core.records import WorkerId
+    from trunkline.gateway.contracts import Picker
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts, Readiness
     from trunkline.ports.worker import EventSource
@@ -95,7 +96,12 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         with _taken_port_named("--port", config.listen.host, config.listen.port):
             front_parts = _front_parts(config, core, membership, clock)
             front = await serve_front(
-                config.listen, replace(front_parts, tenancy=authority.tenancy)
+                config.listen,
+                replace(
+                    front_parts,
+                    tenancy=authority.tenancy,
+                    picker=_in_line(core, authority, clock),
+                ),
             )
         authority.attach(front, core.namespaces)
         with _taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
@@ -111,7 +117,11 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         bound = _as_bound(config, front.port, listener.getsockname()[1])
         exposition = Exposition([operations], version=cli.version(), native=IMPLEMENTATION)
         admin = admin_app(
-            operations, exposition, settings=redacted(bound), key=config.listen.admin_api_key
+            operations,
+            exposition,
+            settings=redacted(bound),
+            key=config.listen.admin_api_key,
+            tenancy=authority.tenants.administration if authority.tenants else None,
         )
         for spec in specs:
             operations.add(spec)
@@ -200,6 +210,21 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
         quota_of=authority.quota_of if authority else lambda _tenant: None,
     )
     return assemble(config, given)
+
+
+def _in_line(core: Core, authority: Authority, clock: SystemClock) -> Picker:
+    """Where there are tenants, they take turns while the fleet is full."""
+    from trunkline.gateway.fair_line import FairPicker
+
+    if authority.tenants is None:
+        return core.picker
+    return FairPicker(
+        core.picker,
+        fleet=core.fleet,
+        clock=clock,
+        allowance=authority.tenants.allowance,
+        renew=authority.tenancy.renew,
+    )
 
 
 def _member_parts(
