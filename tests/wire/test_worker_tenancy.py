@@ -432,11 +432,12 @@ def test_invalidate_lets_a_stream_finish_on_what_it_holds_and_keep_nothing_more(
 def test_a_worker_that_was_stopped_past_its_lease_reuses_nothing(owner: Owner) -> None:
     _warm(owner)
     asked_ms = float(owner.ask.partition(":")[2])
-    owner.renew(ttl_ms=3_000)
+    owner.renew()
     with _stopped(owner.running, lambda: _boot_ms() > asked_ms + 3_000):
         pass
     assert owner.cached() == 0
     assert owner.refused() == {"lease": 1}
+    owner.lease(None)  # its last ask is from before the pause
     owner.renew()
     assert owner.cached() == 64
 
