@@ -301,3 +301,19 @@ def test_a_pseudonym_depends_on_key_and_id_and_shows_neither() -> None:
     assert first == pseudonym(bytes(32), "tenant/acme")
     assert len({first, pseudonym(bytes(31) + b"x", "tenant/acme"), pseudonym(bytes(32), "t")}) == 3
     assert len(first) == 32
+
+
+def test_a_record_that_hashes_well_but_claims_another_position_is_found() -> None:
+    lines, heads, _ = a_log()
+    misplaced, _ = seal(an_event(1), Head(seq=7, hash=heads[5].hash), STAMP)
+    fault = verify([*lines[:5], misplaced]).fault
+    assert fault == Fault(seq=6, reason="the line does not belong at this position")
+
+
+def test_an_old_signature_under_a_new_record_is_found() -> None:
+    lines, heads, _ = a_log()
+    proof = signed(heads[100]).proof()
+    event = AuditEvent(kind=Kind.CHECKPOINT, action="audit.checkpoint", proof=proof)
+    line, _ = seal(event, heads[200], STAMP)
+    fault = verify([*lines[:200], line], is_signed=SIGNER.is_signed).fault
+    assert fault == Fault(seq=201, reason="the checkpoint in the log is forged")

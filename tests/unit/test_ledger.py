@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from audit_bench import AuditBench
+from audit_bench import SMALL, AuditBench, login
 from registry_bench import (
     ORG,
     TENANT,
@@ -189,6 +189,22 @@ def test_each_revision_has_one_record_over_many_lives(tmp_path: Path) -> None:
 
     bench = played(tmp_path, scenario)
     assert [rev for rev, _ in bench.of_registry()] == list(range(1, 32))
+
+
+def test_how_far_the_registry_is_told_of_is_known_behind_many_other_records(
+    tmp_path: Path,
+) -> None:
+    async def scenario(bench: LedgerBench) -> None:
+        await bench.settle(ORG, TENANT)
+        for number in range(10 * SMALL):
+            await bench.audit.write(login(number))
+        await bench.audit_bench.die()
+        await bench.begin()
+        assert bench.audit.audited_rev == 2
+        await bench.settle(a_key(1))
+
+    bench = played(tmp_path, scenario)
+    assert [rev for rev, _ in bench.of_registry()] == [1, 2, 3]
 
 
 def test_a_change_that_the_registry_refuses_leaves_its_outcome(tmp_path: Path) -> None:

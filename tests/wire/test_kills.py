@@ -34,6 +34,7 @@ def nursed(what: str, folder: Path) -> tuple[int, int]:
     return int(acknowledged), int(unacknowledged)
 
 
+@pytest.mark.slow
 def test_no_acknowledged_change_is_lost_over_1000_kills(tmp_path: Path) -> None:
     acknowledged, _ = nursed("store", tmp_path)
     assert acknowledged > KILLS
@@ -42,6 +43,7 @@ def test_no_acknowledged_change_is_lost_over_1000_kills(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.slow
 def test_no_acknowledged_audit_record_is_lost_over_1000_kills(tmp_path: Path) -> None:
     acknowledged, _ = nursed("sink", tmp_path)
     assert acknowledged > KILLS
