@@ -64,6 +64,7 @@ def test_scope_none_has_an_empty_tag() -> None:
 def test_figures_at_their_bounds_are_taken() -> None:
     epochs = [MAX_EPOCH, 0, 0, 0, 0, 0, 0, 0]
     quota = {"floor": MAX_QUOTA_BYTES, "cap": MAX_QUOTA_BYTES}
+    assert _read(tenant="x" * 64) is not None
     assert _read(rev=MAX_REV, epochs=epochs, regions=["0" * 32] * 8, **quota) is not None
 
 
@@ -75,8 +76,10 @@ def test_figures_at_their_bounds_are_taken() -> None:
         ({"ns": "0x112233445566778899aabbccddeeff"}, "ns must be 32 hex digits"),
         ({"ns": ...}, "ns"),
         ({"ns": None}, "ns"),
-        ({"tenant": "acme"}, "tenant must be 32 hex digits"),
-        ({"tenant": ""}, "tenant must be 32 hex digits"),
+        ({"tenant": "a/b"}, "tenant must be 1 to 64"),
+        ({"tenant": "x" * 65}, "tenant must be 1 to 64"),
+        ({"tenant": "a\n"}, "tenant must be 1 to 64"),
+        ({"tenant": ""}, "tenant must be 1 to 64"),
         ({"epochs": [0] * 7}, "epochs has 7 numbers"),
         ({"epochs": [0] * 9}, "epochs has 9 numbers"),
         ({"epochs": [-1, *[0] * 7]}, "epochs is -1"),

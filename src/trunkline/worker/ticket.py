@@ -7,6 +7,7 @@ is answered 400, never guessed at. Read `fence.py` for what is made of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ MAX_TICKET_BYTES = 16_384
 MAX_EPOCH = 2**64 - 1
 MAX_REV = 2**63 - 1
 MAX_QUOTA_BYTES = 2**53
+_DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KINDS = tuple(SubjectKind)
 
 
@@ -96,7 +98,7 @@ def _checked(wire: _Wire) -> Ticket:
         subjects=subjects,
         epochs=epochs,
         rev=wire.rev,
-        tenant=_tag("tenant", wire.tenant).hex(),
+        tenant=_domain(wire.tenant),
         floor_bytes=wire.floor,
         cap_bytes=wire.cap,
         regions=tuple(_tag("regions", tag) for tag in wire.regions),
@@ -128,6 +130,12 @@ def _subjects(wire: _Wire) -> tuple[tuple[str, ...], tuple[int, ...]]:
 def _within(name: str, value: int, high: int) -> None:
     if not 0 <= value <= high:
         raise _bad(f"{name} is {value}, allowed are 0 to {high}")
+
+
+def _domain(text: str) -> str:
+    if not _DOMAIN.fullmatch(text):
+        raise _bad("tenant must be 1 to 64 letters, digits, '-', '_' or '.'")
+    return text
 
 
 def _tag(name: str, text: str) -> bytes:
