@@ -248,7 +248,8 @@ def test_a_tenant_with_as_many_waiting_as_it_may_is_told_when_to_come_again() ->
         assert desk.line.waiting_count == 3
         assert desk.line.accounts.refused == 1
         desk.bench.clock.ms -= 2_500.0
-        left = desk.allowance._limits.levels("a", desk.bench.clock.now())[1]
+        quota = desk.allowance._rates("a")
+        left = desk.allowance._limits.levels("a", quota, desk.bench.clock.now())[1]
         assert left is not None
         assert left >= 10_000.0 - 2 * LONG, "the refused one was charged"
         for task in (*tasks, other):

@@ -120,7 +120,7 @@ def test_tokens_that_become_known_later_count_for_one_whose_buckets_were_full_an
     assert limits.admit("a", 0.0, quota, ZERO) == 0.0
     assert len(limits) == 0
     limits.charge("a", 1_300.0, quota, ZERO)
-    assert limits.levels("a", ZERO) == (None, -300.0)
+    assert limits.levels("a", quota, ZERO) == (None, -300.0)
     assert limits.admit("a", 0.0, quota, ZERO) == 3_000.0
 
 

@@ -111,12 +111,14 @@ class RateLimits:
         buckets.tokens.charge(tokens, now)
         self._forget(now)
 
-    def levels(self, tenant: str, now: Instant) -> tuple[float | None, float | None]:
+    def levels(
+        self, tenant: str, quota: RateQuota, now: Instant
+    ) -> tuple[float | None, float | None]:
         """What is in its buckets of requests and of tokens; None for one that is full or has no
         limit.
         """
         buckets = self._tenants.get(tenant)
-        if buckets is None:
+        if buckets is None or not buckets.is_for(quota):
             return None, None
         requests, tokens = buckets.requests, buckets.tokens
         return (
@@ -127,7 +129,7 @@ class RateLimits:
     def _latest(self, tenant: str, quota: RateQuota, now: Instant) -> _Buckets:
         """Its buckets under this quota, as those used last; full ones where none are kept."""
         buckets = self._tenants.pop(tenant, None)
-        if buckets is None or buckets.quota != quota:
+        if buckets is None or not buckets.is_for(quota):
             buckets = _Buckets(quota, now)
         self._tenants[tenant] = buckets
         return buckets
@@ -160,6 +162,9 @@ class _Buckets:
             for bucket, amount in wanted:
                 bucket.charge(amount, now)
         return wait_ms
+
+    def is_for(self, quota: RateQuota) -> bool:
+        return self.quota is quota or self.quota == quota
 
     def is_full(self, now: Instant) -> bool:
         return all(b is None or b.is_full(now) for b in (self.requests, self.tokens))

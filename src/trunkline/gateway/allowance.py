@@ -23,6 +23,9 @@ from trunkline.ports.clock import Clock
 BURST_S = 1.0
 """How much of its rate a tenant may use at once: what it left unused for this long."""
 
+MAX_QUOTAS = 1_024
+"""Different pairs of rates that are kept; at the bound all are made anew."""
+
 
 class Quota(Protocol):
     """What a tenant's policy says."""
@@ -67,6 +70,8 @@ class Allowance:
         self._clock = clock
         self._default_tokens_per_s = default_tokens_per_s
         self._limits = RateLimits(max_tenants=max_tenants)
+        self._quotas: dict[tuple[float | None, float | None], RateQuota] = {}
+        """One for each pair of rates that was asked for: making one costs more than finding it."""
         self.refused_requests = 0
         """Over the rate of requests; a plain counter since start."""
         self.refused_tokens = 0
@@ -82,9 +87,12 @@ class Allowance:
     def admit(self, tenant: str) -> None:
         """Count one request. Raises RateLimited, and then counts nothing."""
         quota = self._rates(tenant)
-        wait_ms = self._limits.admit(tenant, 0.0, quota, self._clock.now())
+        if quota is _UNLIMITED and not self._limits:
+            return  # nobody has been limited lately: no buckets to drop either
+        now = self._clock.now()
+        wait_ms = self._limits.admit(tenant, 0.0, quota, now)
         if wait_ms > 0.0:
-            raise self._refusal(tenant, quota, wait_ms)
+            raise self._refusal(quota, self._limits.levels(tenant, quota, now), wait_ms)
 
     def charge(self, tenant: str, request: InferenceRequest) -> None:
         """Charge the prompt of an admitted request, now that its tokens are known. Raises
@@ -94,13 +102,16 @@ class Allowance:
         if quota is _UNLIMITED:
             return
         now = self._clock.now()
-        tokens_per_s = quota.tokens_per_s
-        if tokens_per_s is not None:
-            left = self._limits.levels(tenant, now)[1]
-            if left is not None and left < 0.0:
-                raise self._refusal(tenant, quota, -left / tokens_per_s * 1_000.0)
-            self._limits.charge(tenant, _prompt_tokens(request), quota, now)
-        request.limit_headers = self._headers(tenant, quota)
+        requests, tokens = self._limits.levels(tenant, quota, now)
+        if quota.tokens_per_s is not None:
+            tokens = quota.tokens_burst if tokens is None else tokens
+            if tokens < 0.0:
+                wait_ms = -tokens / quota.tokens_per_s * 1_000.0
+                raise self._refusal(quota, (requests, tokens), wait_ms)
+            charged = _prompt_tokens(request)
+            self._limits.charge(tenant, charged, quota, now)
+            tokens -= charged
+        request.limit_headers = _headers(quota, requests, tokens)
 
     def _rates(self, tenant: str) -> RateQuota:
         quota = self._quota_of(tenant)
@@ -109,30 +120,40 @@ class Allowance:
             tokens_per_s = self._default_tokens_per_s
         if requests_per_s is None and tokens_per_s is None:
             return _UNLIMITED
-        return RateQuota(
-            requests_per_s=requests_per_s,
-            requests_burst=_burst(requests_per_s),
-            tokens_per_s=tokens_per_s,
-            tokens_burst=_burst(tokens_per_s),
-        )
+        rates = self._quotas.get((requests_per_s, tokens_per_s))
+        if rates is None:
+            rates = RateQuota(
+                requests_per_s=requests_per_s,
+                requests_burst=_burst(requests_per_s),
+                tokens_per_s=tokens_per_s,
+                tokens_burst=_burst(tokens_per_s),
+            )
+            if len(self._quotas) >= MAX_QUOTAS:
+                self._quotas.clear()
+            self._quotas[requests_per_s, tokens_per_s] = rates
+        return rates
 
-    def _refusal(self, tenant: str, quota: RateQuota, wait_ms: float) -> RateLimited:
-        left = self._limits.levels(tenant, self._clock.now())[1]
-        if quota.tokens_per_s is not None and left is not None and left < 0.0:
+    def _refusal(
+        self, quota: RateQuota, levels: tuple[float | None, float | None], wait_ms: float
+    ) -> RateLimited:
+        tokens = levels[1]
+        if tokens is not None and tokens < 0.0:
             self.refused_tokens += 1
             text = f"over the limit of {quota.tokens_per_s:g} tokens per second"
         else:
             self.refused_requests += 1
             text = f"over the limit of {quota.requests_per_s:g} requests per second"
-        return RateLimited(text, wait_ms, self._headers(tenant, quota))
+        return RateLimited(text, wait_ms, _headers(quota, *levels))
 
-    def _headers(self, tenant: str, quota: RateQuota) -> tuple[tuple[str, str], ...]:
-        """What clients of OpenAI's API read, for the rates that are limited."""
-        requests, tokens = self._limits.levels(tenant, self._clock.now())
-        return (
-            *_told("requests", quota.requests_per_s, quota.requests_burst, requests),
-            *_told("tokens", quota.tokens_per_s, quota.tokens_burst, tokens),
-        )
+
+def _headers(
+    quota: RateQuota, requests: float | None, tokens: float | None
+) -> tuple[tuple[str, str], ...]:
+    """What clients of OpenAI's API read, for the rates that are limited."""
+    return (
+        *_told("requests", quota.requests_per_s, quota.requests_burst, requests),
+        *_told("tokens", quota.tokens_per_s, quota.tokens_burst, tokens),
+    )
 
 
 _UNLIMITED = RateQuota()
