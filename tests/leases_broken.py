@@ -12,7 +12,10 @@ class CountsFromReceipt(Freshness):
     """A lease from when the grant came, not from when it was asked for; the test sets `now`."""
 
     __slots__ = ("now",)
-    now: BootInstant
+
+    def __init__(self, boot_nonce: str) -> None:
+        super().__init__(boot_nonce)
+        self.now = BootInstant(0.0)
 
     def take(self, grant: Grant) -> Taken:
         taken = super().take(grant)
@@ -30,7 +33,6 @@ class TakesOtherLives(Freshness):
         nonce, _, asked_ms = grant.ask.rpartition(":")
         if nonce != self.boot_nonce:
             self._asks[grant.ask] = BootInstant(float(asked_ms))
-            grant = Grant(ask=grant.ask, rev=grant.rev, ttl_ms=grant.ttl_ms, epochs=grant.epochs)
             kept, self._boot_nonce = self._boot_nonce, nonce
             try:
                 return super().take(grant)
@@ -69,13 +71,12 @@ class GrantsWithoutMargin(LeaseGrants):
 class GrantsBelowTheFloor(LeaseGrants):
     """Renews what was believed before the commit."""
 
-    __slots__ = ("stale",)
-    stale: tuple[int, Mapping[str, int]] | None
+    __slots__ = ()
 
     def grant(
         self, holder: str, ask: str, *, rev: int, epochs: Mapping[str, int], now: BootInstant
     ) -> Grant | None:
-        """As if it was made from the table of `rev` before the newest."""
+        """As if the table was still the one before the newest change."""
         self._floor_rev = 0
         return super().grant(holder, ask, rev=max(0, rev - 1), epochs={}, now=now)
 
