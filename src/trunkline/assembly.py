@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from trunkline.config import Config, RoutingConfig
 from trunkline.control.discovery import FleetModel
@@ -53,6 +54,8 @@ class Core:
     namespaces: Namespaces
     picker: FleetPicker
     model: FleetModel
+    identity: Callable[[int], ModelIdentity]
+    """The served model's, for workers of a block size."""
 
 
 def assemble(config: Config, given: Given) -> Core:
@@ -85,6 +88,7 @@ def assemble(config: Config, given: Given) -> Core:
         namespaces=namespaces,
         picker=picker,
         model=served,
+        identity=partial(_identity, served, given),
     )
 
 
@@ -99,13 +103,17 @@ def _cost(routing: RoutingConfig) -> CostModel:
 def _namespaces(directory: Directory, served: FleetModel, given: Given) -> Namespaces:
     """Namespaces of the served model, each known to the directory before anything is under it."""
 
-    def derive(scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace:
-        identity = ModelIdentity(
-            model_id=served.name or "unnamed",  # named before any block of it is: a worker joined
-            block_tokens=block_tokens,
-            tokenizer_digest=given.tokenizer.digest,
-            template_digest=given.template.digest,
-        )
-        return derive_namespace(given.root_key, scope, identity, epochs)
+    def derive(scope: Scope, epochs: Epochs, block_tokens: int, adapter: str) -> Namespace:
+        model = replace(_identity(served, given, block_tokens), adapter_digest=adapter)
+        return derive_namespace(given.root_key, scope, model, epochs)
 
     return Namespaces(derive, directory, draw=given.draw, quota_of=given.quota_of)
+
+
+def _identity(served: FleetModel, given: Given, block_tokens: int) -> ModelIdentity:
+    return ModelIdentity(
+        model_id=served.name or "unnamed",  # named before any block of it is: a worker joined
+        block_tokens=block_tokens,
+        tokenizer_digest=given.tokenizer.digest,
+        template_digest=given.template.digest,
+    )

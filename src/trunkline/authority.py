@@ -17,19 +17,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trunkline.control.book import APPROVERS_NEEDED
+from trunkline.control.book import PublicPrefix as Registered
 from trunkline.core.claims import TenantPolicy
 from trunkline.core.freshness import LeaseGrants
-from trunkline.core.identity import ScopeKind
+from trunkline.core.identity import ModelIdentity, ScopeKind
 from trunkline.core.principals import Principal
+from trunkline.core.publics import PublicBook, PublicPrefix
 from trunkline.errors import ConfigError, RegistryDown
 from trunkline.gateway.authenticate import Authenticator, Credentials, OpenDoor, StaticKey
 from trunkline.gateway.contracts import EVERYBODY
+from trunkline.gateway.publics import PublicPrefixes
 from trunkline.gateway.tenancy import Tenancy
 
 if TYPE_CHECKING:
     from trunkline.adapters.jwt_tokens import JwtTokens
     from trunkline.adapters.state_dir import StateDir
     from trunkline.administration import Administration
+    from trunkline.assembly import Core
     from trunkline.config import AuthConfig, Config
     from trunkline.control.audit import AuditLog
     from trunkline.control.audit_reader import AuditReader
@@ -63,7 +68,45 @@ class Tenants:
     policies: Policies
     here: LocalHolder
     allowance: Allowance
+    log: EventLog
     administration: Administration
+
+    def publish(self, publics: PublicPrefixes, core: Core) -> None:
+        """Let the data plane know what is registered, now and whenever that changes."""
+
+        def take_in(book: Book) -> None:
+            model = core.identity(1)
+            prefixes = [
+                prefix_of(record, model)
+                for record in book.publics.values()
+                if len(record.approvers) >= APPROVERS_NEEDED and not record.is_withdrawn
+            ]
+            try:
+                known = PublicBook(prefixes)
+            except ValueError as error:
+                self.log.error("public.too_many", why=str(error), meaning="none is shared")
+                known = PublicBook()
+            publics.swap(known)
+
+        take_in(self.registry.book)
+        self.registry.subscribe(lambda committed: take_in(committed.book))
+
+
+def prefix_of(record: Registered, model: ModelIdentity) -> PublicPrefix:
+    """A registration as the data plane has it; what it leaves open is that of the served model."""
+    return PublicPrefix(
+        public_id=record.public_id,
+        owner=record.owner,
+        approvers=(record.approvers[0], record.approvers[1]),
+        tokens=record.tokens,
+        audience=record.audience,
+        model_id=record.model_id,
+        weights_digest=record.weights_digest,
+        tokenizer_digest=record.tokenizer_digest or model.tokenizer_digest,
+        template_digest=record.template_digest or model.template_digest,
+        not_after_ms=record.not_after_ms,
+        reason=record.reason or record.name,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +121,18 @@ class Authority:
 
     def quota_of(self, tenant: str) -> Quota | None:
         return self.tenants.policies.quota_of(tenant) if self.tenants else None
+
+    def know_fleet(self, core: Core, clock: Clock) -> None:
+        """From here on grants are of the model that the fleet serves, and what is registered as
+        public is shared.
+        """
+        self.tenancy.served_model = lambda: core.model.name
+        if self.tenants is not None:
+            publics = PublicPrefixes(
+                core.identity, lambda: clock.wall() * 1_000.0, self.tenancy.public_grant
+            )
+            core.namespaces.publics = publics
+            self.tenants.publish(publics, core)
 
     def attach(self, front: Front, namespaces: Namespaces) -> None:
         """From here on a revocation reaches what runs at the front, and what is known under it."""
@@ -128,8 +183,9 @@ async def _with_tenants(
     from trunkline.core.credentials import secret_hash_under
     from trunkline.gateway.allowance import Allowance
 
-    registry = await _open_registry(stack, state, clock, log)
+    # First, since it remembers how far the registry had come: a restored backup is behind it.
     audit, reader = await _open_audit(stack, config.auth, state, clock, log)
+    registry = await _open_registry(stack, state, clock, log, audit.audited_rev)
     ledger = Ledger(registry, audit)
     policies = Policies(registry.book)
     hash_secret = secret_hash_under(state.secret("pepper"))
@@ -202,6 +258,7 @@ async def _with_tenants(
             policies=policies,
             here=here,
             allowance=allowance,
+            log=log,
             administration=Administration(
                 AdministrationParts(
                     registry=registry,
@@ -342,7 +399,7 @@ def _state_path(named: str) -> Path:
 
 
 async def _open_registry(
-    stack: AsyncExitStack, state: StateDir, clock: Clock, log: EventLog
+    stack: AsyncExitStack, state: StateDir, clock: Clock, log: EventLog, acknowledged_rev: int
 ) -> Registry:
     from trunkline.adapters.sqlite_store import SqliteStore
     from trunkline.control.registry import Registry
@@ -353,7 +410,7 @@ async def _open_registry(
     except (StoreTaken, StoreDown, StoreBroken) as error:
         raise ConfigError(f"the registry {state.registry_file}: {error}") from error
     stack.push_async_callback(store.close)
-    registry = await Registry.load(store, clock)
+    registry = await Registry.load(store, clock, acknowledged_rev=acknowledged_rev)
     if registry.lost_revisions:
         log.error(
             "registry.restored",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trunkline.core.records import WorkerId
     from trunkline.gateway.contracts import Picker
     from trunkline.gateway.counters import AccessRecord
+    from trunkline.gateway.filler import Filler
     from trunkline.gateway.front import Front, FrontParts, Readiness
     from trunkline.ports.worker import EventSource
 
@@ -90,6 +91,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
             open_authority(config, clock, root_key, observe.log)
         )
         core = build_core(config, clock, authority)
+        authority.know_fleet(core, clock)
         parts = _member_parts(config, core, clock, context)
         parts.holdings = authority.tenants.holdings if authority.tenants else None
         membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
@@ -129,10 +131,13 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         _announce(bound)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_admin(admin, listener, stop))
-            housekeeping = group.create_task(_keep_house(core.directory, clock))
+            housekeeping = [group.create_task(_keep_house(core.directory, clock))]
+            if authority.tenants is not None:
+                housekeeping.append(group.create_task(_filler(core).run()))
             await stop.wait()
             await _drain(front, again)
-            housekeeping.cancel()
+            for task in housekeeping:
+                task.cancel()
     core.prompts.close()
     context.term()
     observe.log.info("gateway.stopped", served_requests=sum(front.counters.requests.values()))
@@ -224,6 +229,27 @@ def _in_line(core: Core, authority: Authority, clock: SystemClock) -> Picker:
         clock=clock,
         allowance=authority.tenants.allowance,
         renew=authority.tenancy.renew,
+    )
+
+
+def _filler(core: Core) -> Filler:
+    """Who writes what is registered as public."""
+    from trunkline import observe
+    from trunkline.control.probe import post
+    from trunkline.gateway.filler import Filler, FillerParts
+
+    assert core.namespaces.publics is not None, "a filler without anything public"
+    return Filler(
+        FillerParts(
+            publics=core.namespaces.publics,
+            namespaces=core.namespaces,
+            directory=core.directory,
+            fleet=core.fleet,
+            target_of=core.picker.target,
+            served_model=lambda: core.model.name,
+            post=post,
+            log=observe.log,
+        )
     )
 
 

@@ -148,8 +148,8 @@ class Bench:
             assert state.queue.queue_ms(self.clock.now()) == 0.0
 
 
-def derive(scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace:
-    model = ModelIdentity(model_id="m", block_tokens=block_tokens)
+def derive(scope: Scope, epochs: Epochs, block_tokens: int, adapter: str = "") -> Namespace:
+    model = ModelIdentity(model_id="m", block_tokens=block_tokens, adapter_digest=adapter)
     return derive_namespace(b"k" * 32, scope, model, epochs)
 
 

@@ -170,8 +170,8 @@ class Index:
         return True
 
 
-def derive(scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace:
-    model = ModelIdentity(model_id="m", block_tokens=block_tokens)
+def derive(scope: Scope, epochs: Epochs, block_tokens: int, adapter: str) -> Namespace:
+    model = ModelIdentity(model_id="m", block_tokens=block_tokens, adapter_digest=adapter)
     return derived(b"r" * 32, scope, model, epochs)
 
 

@@ -46,22 +46,27 @@ async def fetch(
     Raises WorkerTimeout past the deadline, WorkerLost when the worker refuses, breaks off, answers
     nonsense or more than 8 MiB.
     """
-    return await _asked(endpoint, method, path, b"", timeout_ms)
+    return await _asked(endpoint, _request(endpoint, method, path, b""), path, timeout_ms)
 
 
 async def post(
-    endpoint: Endpoint, path: str, body: bytes, *, timeout_ms: float
+    endpoint: Endpoint,
+    path: str,
+    body: bytes,
+    *,
+    timeout_ms: float,
+    headers: tuple[tuple[str, str], ...] = (),
 ) -> tuple[int, bytes]:
     """Status and body of one POST of JSON. Raises as `fetch` does."""
-    return await _asked(endpoint, "POST", path, body, timeout_ms)
+    return await _asked(endpoint, _request(endpoint, "POST", path, body, headers), path, timeout_ms)
 
 
 async def _asked(
-    endpoint: Endpoint, method: str, path: str, body: bytes, timeout_ms: float
+    endpoint: Endpoint, request: bytes, path: str, timeout_ms: float
 ) -> tuple[int, bytes]:
     try:
         async with asyncio.timeout(timeout_ms / 1_000.0):
-            return await _fetch(_request(endpoint, method, path, body), endpoint, path)
+            return await _fetch(request, endpoint, path)
     except TimeoutError as error:
         raise WorkerTimeout(
             f"{endpoint.host_header}{path} did not answer within {timeout_ms:.0f} ms"
@@ -105,7 +110,13 @@ async def _fetch(request: bytes, endpoint: Endpoint, path: str) -> tuple[int, by
         writer.close()
 
 
-def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> bytes:
+def _request(
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    body: bytes,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> bytes:
     lines = [
         f"{method} {endpoint.base_path}{path} HTTP/1.1",
         f"host: {endpoint.host_header}",
@@ -117,7 +128,11 @@ def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> bytes:
         lines.append("content-type: application/json")
     if endpoint.api_key:
         lines.append(f"authorization: Bearer {endpoint.api_key}")
+    lines += [f"{name}: {value}" for name, value in headers]
     if any("\r" in line or "\n" in line for line in lines):
         # Checked where it came in as well; a header too many is never sent.
         raise WorkerLost(f"{endpoint.host_header}: a line break in its URL or key")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
+    try:
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
+    except UnicodeError as error:  # a URL or key that is no ASCII
+        raise WorkerLost(f"{endpoint.host_header}{path} cannot be asked: {error}") from error

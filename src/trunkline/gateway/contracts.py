@@ -76,6 +76,8 @@ class Grant:
     """Those that count in `scope`."""
     domain: bytes
     """Names the namespaces of `scope` under these epochs; empty for none."""
+    adapter: str = ""
+    """Name of the adapter it runs with; empty for the model itself."""
     sees_decisions: bool
     """Whether its answers may tell of workers and of what was predicted."""
 

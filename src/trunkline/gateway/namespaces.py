@@ -10,24 +10,30 @@ from __future__ import annotations
 
 import base64
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind, scoped, subjects_in
 from trunkline.core.identity import Epochs, Namespace, Scope
-from trunkline.core.records import NamespaceTag
+from trunkline.core.keys import KeyChain, chain
+from trunkline.core.publics import two_zone_chain
+from trunkline.core.records import NamespaceTag, Slot
 from trunkline.gateway.contracts import Grant
+from trunkline.gateway.publics import PublicPrefixes
 
 MAX_NAMESPACES = 32_768
 """Half of what a directory takes: what was given back may still be being cleared there."""
 
 
 class Derive(Protocol):
-    """Makes a namespace of the served model."""
+    """Makes a namespace of the served model, or of one of its adapters."""
 
-    def __call__(self, scope: Scope, epochs: Epochs, block_tokens: int) -> Namespace: ...
+    def __call__(
+        self, scope: Scope, epochs: Epochs, block_tokens: int, adapter: str
+    ) -> Namespace: ...
 
 
 class NamespaceIndex(Protocol):
@@ -59,6 +65,24 @@ def _no_quota(_tenant: str) -> None:
     """Where nobody's share is bounded."""
 
 
+@dataclass(slots=True)
+class PromptKeys:
+    """The keys of one prompt at one block size."""
+
+    private: KeyChain
+    """All under the caller's own namespace."""
+    zoned: KeyChain | None = None
+    """The beginning under a public namespace, where the prompt has such a one."""
+    zoned_slots: set[Slot] = field(default_factory=set[Slot])
+    """Workers where the public beginning lies ready, and counts."""
+
+    def at(self, slot: Slot) -> KeyChain:
+        """What a request to this worker goes by."""
+        if self.zoned is not None and slot in self.zoned_slots:
+            return self.zoned
+        return self.private
+
+
 class Namespaces:
     """See the module."""
 
@@ -79,7 +103,9 @@ class Namespaces:
         self._draw = draw
         self._index = index
         self._max_namespaces = max_namespaces
-        self._kept: OrderedDict[tuple[bytes, int], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, str, int], _Kept] = OrderedDict()
+        self.publics: PublicPrefixes | None = None
+        """None where there is one tenant: nothing is shared, as all is."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -90,29 +116,47 @@ class Namespaces:
             return None
         return self._keep(grant, grant.scope, block_tokens).namespace
 
-    def ticket(self, grant: Grant, block_tokens: int) -> str:
+    def keys(self, grant: Grant, tokens: array[int], block_tokens: int) -> PromptKeys | None:
+        """The keys of a prompt; None where nothing may be reused."""
+        private = self.namespace(grant, block_tokens)
+        if private is None:
+            return None
+        keys = PromptKeys(chain(private, tokens))
+        start = self.publics.start(grant, tokens, block_tokens) if self.publics else None
+        public = self.namespace(start.grant, block_tokens) if start else None
+        if start is not None and public is not None:
+            keys.zoned = two_zone_chain(public, private, tokens, start.blocks)
+        return keys
+
+    def ticket(self, grant: Grant, block_tokens: int, public: Namespace | None = None) -> str:
         """What a worker with an agent is told of a request: `x-trunkline-ticket`, one line of JSON.
 
         It names whose cache may be used, the epochs and whose they are, the revision that must have
-        been seen, and the tenant's share of the cache.
+        been seen, and the tenant's share of the cache; with `public`, whose the beginning is.
         """
         quota = self._quota_of(grant.principal.tenant)
         if grant.scope is None:
-            return _ticket(grant, "", Epochs(), (), quota)
+            admission = grant.admission
+            return _ticket(grant, "", admission.epochs, admission.subjects, quota)
         kept = self._keep(grant, grant.scope, block_tokens)
+        namespace = kept.namespace
+        subjects = subjects_in(kept.subjects, namespace.scope.kind)
+        if public is not None:
+            name = Subject(kind=SubjectKind.PUBLIC, path=public.scope.public_id)
+            epochs = replace(namespace.epochs, public=public.epochs.public)
+            text = _ticket(grant, namespace.tag.hex(), epochs, (*subjects, name), quota)
+            return f'{text[:-1]},"regions":["{public.tag.hex()}"]}}'
         known = kept.ticket
         if known is None or known[0] != grant.admission.rev or known[1] is not quota:
-            namespace = kept.namespace
-            subjects = subjects_in(kept.subjects, namespace.scope.kind)
             text = _ticket(grant, namespace.tag.hex(), namespace.epochs, subjects, quota)
             known = kept.ticket = (grant.admission.rev, quota, text)
         return known[2]
 
     def _keep(self, grant: Grant, scope: Scope, block_tokens: int) -> _Kept:
-        name = (grant.domain, block_tokens)
+        name = (grant.domain, grant.adapter, block_tokens)
         kept = self._kept.get(name)
         if kept is None:
-            namespace = self._derive(scope, grant.epochs, block_tokens)
+            namespace = self._derive(scope, grant.epochs, block_tokens, grant.adapter)
             kept = self._kept[name] = _Kept(namespace, grant.admission.subjects)
             self._index.admit_namespace(namespace)
             if len(self._kept) > self._max_namespaces:

@@ -19,13 +19,13 @@ from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import DIGEST_BYTES
-from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
+from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
 from trunkline.errors import NoWorker
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
 from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
-from trunkline.gateway.namespaces import Namespaces
+from trunkline.gateway.namespaces import Namespaces, PromptKeys
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tickets import Ticket, Tickets
 from trunkline.gateway.tokenise import PromptTokens, too_long
@@ -88,6 +88,9 @@ class FleetPicker:
         """Make a worker of the fleet reachable; replaces what was known of it."""
         self._targets[target.worker] = target
         self._measure()
+
+    def target(self, worker: WorkerId) -> Target | None:
+        return self._targets.get(worker)
 
     def remove_target(self, worker: WorkerId) -> None:
         self._targets.pop(worker, None)
@@ -184,15 +187,13 @@ class FleetPicker:
             self.accounts.unread_prompts += 1
         now = self._clock.now()
         self._tickets.settle(now)
-        chains = self._chains(request.grant, tokens)
+        of_size = self._keys(request.grant, tokens)
         decision = self._router.route(
             RouteRequest(
                 request_id=request.request_id,
                 prompt_tokens=0 if tokens is None else len(tokens) + request.further_tokens,
-                matched_tokens=None
-                if tokens is None or not chains
-                else self._matched(tokens, chains),
-                home_key=_home_key(chains) or _session_key(request),
+                matched_tokens=self._matched(len(tokens), of_size) if tokens and of_size else None,
+                home_key=_home_key(of_size) or _session_key(request),
             ),
             now=now,
             boot=self._clock.boot(),
@@ -200,38 +201,56 @@ class FleetPicker:
         )
         if decision is None:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
-        return self._commit(request, decision, chains, now)
+        return self._commit(request, decision, of_size, now)
 
-    def _chains(self, grant: Grant, tokens: array[int] | None) -> dict[int, KeyChain]:
-        """One chain for each block size in the fleet, nearly always one; none where nothing may be
+    def _keys(self, grant: Grant, tokens: array[int] | None) -> dict[int, PromptKeys]:
+        """Those for each block size in the fleet, nearly always one; none where nothing may be
         reused.
         """
         if tokens is None or grant.scope is None:
             return {}
-        of_size = ((b, self._namespaces.namespace(grant, b)) for b in self._fleet.block_sizes())
-        return {b: chain(namespace, tokens) for b, namespace in of_size if namespace is not None}
+        of_size = ((b, self._namespaces.keys(grant, tokens, b)) for b in self._fleet.block_sizes())
+        return {block_tokens: keys for block_tokens, keys in of_size if keys is not None}
 
-    def _matched(self, tokens: array[int], chains: dict[int, KeyChain]) -> list[int] | None:
-        """Leading tokens at each slot; None where nothing may be reused. The last token is always
-        computed, so the whole never matches.
+    def _matched(self, token_count: int, of_size: dict[int, PromptKeys]) -> list[int]:
+        """Leading tokens at each slot. The last token is always computed, so the whole never
+        matches.
         """
-        if not chains:
-            return None
         started = self._clock.now()
         merged: list[int] = []
-        for block_tokens, keys in chains.items():
-            limit = _reusable_blocks(len(tokens), block_tokens)
-            expected = self._directory.match(keys).expected
+        for block_tokens, keys in of_size.items():
+            limit = _reusable_blocks(token_count, block_tokens)
+            expected = self._directory.match(keys.private).expected
             counts = [(b if b < limit else limit) * block_tokens for b in expected]
+            if keys.zoned is not None:
+                self._prefer_public(keys, keys.zoned, counts, limit)
             merged = [max(a, b) for a, b in zip(merged, counts, strict=True)] if merged else counts
         self.accounts.lookup.observe((self._clock.now() - started) / 1_000.0)
         return merged
+
+    def _prefer_public(
+        self, keys: PromptKeys, zoned: KeyChain, counts: list[int], limit: int
+    ) -> None:
+        """Workers that have the whole public beginning, and no more of the caller's own: they are
+        asked for it.
+        """
+        match = self._directory.match(zoned)
+        for state in self._fleet.states():
+            target = self._targets.get(state.worker)
+            if target is None or target.agent is None or not target.agent.has_salt_regions:
+                continue
+            is_ready = match.device[state.slot] >= zoned.public_blocks
+            tokens = min(match.expected[state.slot], limit) * zoned.block_tokens
+            is_of_size = state.block_tokens == zoned.block_tokens
+            if is_of_size and is_ready and tokens >= counts[state.slot]:
+                counts[state.slot] = tokens
+                keys.zoned_slots.add(state.slot)
 
     def _commit(
         self,
         request: InferenceRequest,
         decision: Decision,
-        chains: dict[int, KeyChain],
+        of_size: dict[int, PromptKeys],
         now: Instant,
     ) -> Pick:
         worker = decision.worker
@@ -239,7 +258,8 @@ class FleetPicker:
         target = self._targets.get(worker)
         assert state is not None, f"{worker} was chosen but is not in the fleet"
         assert target is not None, f"{worker} was chosen but has no target"
-        keys = chains.get(state.block_tokens)
+        known = of_size.get(state.block_tokens)
+        keys = None if known is None else known.at(state.slot)
         ticket = Ticket(
             number=self._tickets.next_number(),
             state=state,
@@ -254,7 +274,7 @@ class FleetPicker:
             worker=worker,
             endpoint=target.endpoint,
             body=self._body(request, state, keys, target),
-            headers=self._headers(request.grant, state, target),
+            headers=self._headers(request.grant, state, keys, target),
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
         )
@@ -296,11 +316,12 @@ class FleetPicker:
         return request.body
 
     def _headers(
-        self, grant: Grant, state: WorkerState, target: Target
+        self, grant: Grant, state: WorkerState, keys: KeyChain | None, target: Target
     ) -> tuple[tuple[str, str], ...]:
         if target.agent is None or not target.agent.takes_tickets:
             return target.headers
-        ticket = self._namespaces.ticket(grant, state.block_tokens)
+        public = None if keys is None else keys.public
+        ticket = self._namespaces.ticket(grant, state.block_tokens, public)
         return (*target.headers, ("x-trunkline-ticket", ticket))
 
     def _remember(self, decision: Decision) -> None:
@@ -350,9 +371,10 @@ def _owed_from(decision: Decision, keys: KeyChain, further_tokens: int) -> int:
     return len(keys) if 0 < known_blocks == reusable_blocks else known_blocks
 
 
-def _home_key(chains: dict[int, KeyChain]) -> bytes | None:
+def _home_key(of_size: dict[int, PromptKeys]) -> bytes | None:
     """The chain value at the first checkpoint, or at the last full block of a shorter prompt."""
-    for block_tokens, keys in chains.items():
+    for block_tokens, known in of_size.items():
+        keys = known.private
         if len(keys):
             return keys[min(len(keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens)) - 1]
     return None
@@ -373,6 +395,8 @@ def _salted(body: bytes, salt: str, keys: KeyChain | None, target: Target) -> by
     """
     start = body.index(b"{") + 1
     ours = b'"cache_salt":"' + salt.encode("ascii") + b'"'
+    if keys is not None and keys.public is not None:
+        ours += f',"cache_salt_regions":[[{keys.public_blocks},"{keys.public.salt}"]]'.encode()
     if keys is not None and target.wants_checkpoints:
         labels = ",".join(
             f'[{tokens},"{base64.b64encode(key).decode("ascii")}"]'

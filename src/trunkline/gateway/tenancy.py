@@ -14,14 +14,23 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trunkline.core.epochs import EpochTable, domain_of, framed, scoped
-from trunkline.core.identity import Epochs, ScopeKind
+from trunkline.core.epochs import (
+    Admission,
+    EpochTable,
+    Subject,
+    SubjectKind,
+    domain_of,
+    framed,
+    scoped,
+)
+from trunkline.core.identity import Epochs, Scope, ScopeKind
 from trunkline.core.principals import Principal, Role, narrowed
 from trunkline.errors import GatewayError
 from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Refusal
 
 MAX_GRANTS = 65_536
+FILLER = Principal(org="public", tenant="0" * 32, actor="filler", auth_method="gateway")
 _SESSION_BYTES = 16
 _SESSION_TEXT = 2 * 2 * _SESSION_BYTES
 
@@ -59,6 +68,10 @@ class Asked:
     """A session that `begin_session` named, already checked."""
 
 
+def _unnamed() -> str:
+    return ""
+
+
 class Tenancy:
     """See the module. One a gateway; belongs to its event loop."""
 
@@ -80,8 +93,13 @@ class Tenancy:
         self._session_key = session_key
         self._draw = draw
         self._allowance = allowance
+        self.served_model: Callable[[], str] = _unnamed
+        """The model's own name, whatever a client calls it; empty while it is not known."""
         self._table = EpochTable()
         self._grants: OrderedDict[Asked, Grant] = OrderedDict()
+        self._public: dict[str, Grant | None] = {}
+        self._served = ""
+        """What the model was called when these were made."""
 
     @property
     def table(self) -> EpochTable:
@@ -92,7 +110,7 @@ class Tenancy:
         if table.rev < self._table.rev:
             raise ValueError(f"revision {table.rev} is older than {self._table.rev}")
         self._table = table
-        self._grants.clear()
+        self._forget(self._served)
 
     def principal(self, authorization: bytes, source: str) -> Principal:
         """Raises ClientError, of one shape for every cause."""
@@ -104,6 +122,9 @@ class Tenancy:
         Raises ClientError for what is barred, a model that the caller may not use, a wider scope,
         or one it has no part for.
         """
+        served = self.served_model()
+        if served != self._served:
+            self._forget(served)
         grant = self._grants.get(asked)
         if grant is None:
             grant = self._grants[asked] = self._grant(asked)
@@ -152,6 +173,19 @@ class Tenancy:
             )
         )
 
+    def public_grant(self, public_id: str) -> Grant | None:
+        """What the blocks of a registered prefix are kept and used under; None where it is revoked.
+        Nobody's: its principal can be no caller.
+        """
+        served = self.served_model()
+        if served != self._served:
+            self._forget(served)
+        if public_id not in self._public:
+            if len(self._public) >= MAX_GRANTS:
+                self._public.clear()
+            self._public[public_id] = self._of_public(public_id)
+        return self._public[public_id]
+
     def objection(self, grant: Grant) -> GatewayError | None:
         """Why output under this grant must not go out now; None where it may. Asked in the same
         step as each write.
@@ -189,15 +223,42 @@ class Tenancy:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _forget(self, served: str) -> None:
+        """Grants are of one table and of one model."""
+        self._served = served
+        self._grants.clear()
+        self._public.clear()
+
+    def _of_public(self, public_id: str) -> Grant | None:
+        parts = [Subject(kind=SubjectKind.FLEET), Subject(kind=SubjectKind.PUBLIC, path=public_id)]
+        if self._served:
+            parts.append(Subject(kind=SubjectKind.MODEL, path=self._served))
+        subjects = tuple(parts)
+        if not self._table.barred.isdisjoint(subjects):
+            return None
+        epochs = self._table.epochs_of(subjects)
+        scope = Scope(kind=ScopeKind.PUBLIC, public_id=public_id)
+        return Grant(
+            principal=FILLER,
+            scope=scope,
+            admission=Admission(subjects=subjects, epochs=epochs, rev=self._table.changed_rev),
+            epochs=epochs,
+            domain=domain_of(scope, epochs),
+            sees_decisions=False,
+        )
+
     def _grant(self, asked: Asked) -> Grant:
         principal = asked.principal
-        if not principal.may_use_model(asked.model):
+        served = self._served
+        model = asked.model or served
+        adapter = model if served and model != served else ""
+        if not _may_use(principal, model, served, adapter):
             text = "this model is not served to this caller"
             raise ClientError(
                 Refusal(status=404, code="model_not_found", message=text, param="model")
             )
         try:
-            admission = self._table.admit(principal, asked.model)
+            admission = self._table.admit(principal, served or model, adapter)
             scope = narrowed(principal, asked.wish, asked.session)
         except PermissionError as error:
             raise _forbidden(asked, error) from error
@@ -209,8 +270,18 @@ class Tenancy:
             admission=admission,
             epochs=Epochs() if scope is None else scoped(admission.epochs, scope.kind),
             domain=b"" if scope is None else domain_of(scope, admission.epochs),
+            adapter=adapter,
             sees_decisions=principal.auth_method == "off" or Role.FLEET_OPERATOR in principal.roles,
         )
+
+
+def _may_use(principal: Principal, model: str, served: str, adapter: str) -> bool:
+    """A name that it was given, or an adapter that it was given on a model that it may use."""
+    if principal.may_use_model(model) and not adapter:
+        return True
+    if principal.models is not None and model in principal.models:
+        return True
+    return bool(adapter) and principal.may_use_model(served) and principal.may_use_adapter(adapter)
 
 
 def _forbidden(asked: Asked, error: PermissionError) -> ClientError:

@@ -127,7 +127,13 @@ class Post(Protocol):
     """One small HTTP POST of JSON to a worker: status and body."""
 
     async def __call__(
-        self, endpoint: Endpoint, path: str, body: bytes, *, timeout_ms: float
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        *,
+        timeout_ms: float,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> tuple[int, bytes]:
         """Raises WorkerLost or WorkerTimeout."""
         ...
