@@ -6,14 +6,13 @@ who see less than the fleet a worker, a holder or somebody else's key. Read `adm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Literal, TypeVar
 
-from trunkline.control.audit_reader import Record
+from trunkline.control.audit_reader import Record, SinkCheck
 from trunkline.control.book import APPROVERS_NEEDED, Book, PublicPrefix, Tenant
 from trunkline.control.receipts import Erasure, Receipt, summed
-from trunkline.core.audit import Verification
 from trunkline.core.credentials import KeyRecord
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
@@ -25,6 +24,7 @@ from trunkline.gateway.backend import (
     Policy,
     PublicView,
     ReceiptView,
+    SinkView,
     TenantView,
     VerificationView,
 )
@@ -136,15 +136,18 @@ def own_record(record: Record, *, subjects: frozenset[str], keys: frozenset[str]
     """
     actor = record.get("actor")
     is_own_actor = actor in keys
-    if record.get("scope_path_hmac") not in subjects and not is_own_actor:
-        return None
-    if not is_own_actor and record.get("kind") == "REFUSED":
+    # Keys of officers may be of this tenant too: what they do elsewhere is not its business.
+    is_own_refusal = is_own_actor and record.get("kind") == "REFUSED"
+    if record.get("scope_path_hmac") not in subjects and not is_own_refusal:
         return None
     own = {name: record.get(name) for name in _OWN_FIELDS}
     return {**own, "actor": actor if is_own_actor else "operator"}
 
 
-def verification_view(found: Verification) -> VerificationView:
+def verification_view(checks: Sequence[SinkCheck]) -> VerificationView:
+    """The outcome as a whole is that of the first sink that is not sound, else of the first."""
+    known = [check.found for check in checks if check.found is not None]
+    found = next((each for each in known if each.fault is not None), known[0])
     fault = found.fault
     return VerificationView(
         sound=fault is None,
@@ -154,7 +157,22 @@ def verification_view(found: Verification) -> VerificationView:
         checkpoints=found.checkpoints,
         fault_seq=None if fault is None else fault.seq,
         fault="" if fault is None else fault.reason,
+        sinks=[
+            SinkView(sink=check.sink, state=_sink_state(check), why=_sink_why(check))
+            for check in checks
+        ],
     )
+
+
+def _sink_state(check: SinkCheck) -> Literal["sound", "faulty", "out"]:
+    if check.found is None:
+        return "out"
+    return "sound" if check.found.fault is None else "faulty"
+
+
+def _sink_why(check: SinkCheck) -> str:
+    fault = None if check.found is None else check.found.fault
+    return check.why if fault is None else f"record {fault.seq}: {fault.reason}"
 
 
 def page_of(

@@ -198,6 +198,7 @@ def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as
     from trunkline.adapters.audit_files import log_lines, read_checkpoints
     from trunkline.adapters.signing import Ed25519Check
     from trunkline.administration_views import verification_view
+    from trunkline.control.audit_reader import SinkCheck
     from trunkline.core.audit import verify
     from trunkline.ports.audit import SinkDown
 
@@ -220,7 +221,7 @@ def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as
         raise ConfigError(f"--dir {folder} holds no audit log")
     if check is None:
         print("signatures were not checked: give --public-key", file=sys.stderr)
-    return asdict(verification_view(found))
+    return asdict(verification_view([SinkCheck(sink=str(folder), found=found)]))
 
 
 def _version(_arguments: argparse.Namespace) -> int:

@@ -304,14 +304,18 @@ def print_verification(arguments: argparse.Namespace, found: Json, terminal: Ter
     code = OK if found["sound"] else FAILED
     if arguments.json:
         print_json(found, terminal)
-    elif found["sound"]:
-        against = f"held against {found['checkpoints']} signed checkpoints"
+        return code
+    if found["sound"]:
         terminal.say(
-            f"sound: records {found['first_seq']} to {found['last_seq']}, {against}\n"
+            f"sound: records {found['first_seq']} to {found['last_seq']}, held against"
+            f" {found['checkpoints']} signed checkpoints\n"
             f"  the last one is {found['last_hash']}"
         )
     else:
         terminal.say(f"NOT SOUND at record {found['fault_seq']}: {found['fault']}")
+    for sink in found["sinks"]:
+        why = f" ({sink['why']})" if sink["why"] else ""
+        terminal.say(f"  {sink['sink']}: {sink['state']}{why}")
     return code
 
 

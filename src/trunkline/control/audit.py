@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trunkline.control.sinks import SINK_TIMEOUT_S, Lanes
+from trunkline.control.sinks import SINK_TIMEOUT_S, Lane, Lanes
 from trunkline.control.unbroken import unbroken
 from trunkline.core.audit import (
     AuditEvent,
@@ -109,6 +109,11 @@ class AuditLog:
     def head(self) -> Head:
         """Where the log ends, as far as is known."""
         return self._lanes.head or Head()
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """Its sinks one by one, for `audit_reader.py` to look into."""
+        return self._lanes.lanes
 
     def health(self) -> AuditHealth:
         return AuditHealth(

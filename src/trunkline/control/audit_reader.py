@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trunkline.control.audit import AuditLog
+from trunkline.control.sinks import Lane
 from trunkline.core.audit import (
     Checkpoint,
     Fault,
@@ -35,12 +36,25 @@ _STEP = 50  # lines between two turns of the loop: under a millisecond
 Record = Mapping[str, object]
 
 
-class Unreadable(AuditDown):
-    """A line of the log is no record any more: `verify` says so too, as its fault."""
+Read = Callable[[int, int], Awaitable[list[bytes]]]
+"""`(after_seq, limit)` -> lines."""
+
+
+class _Unreadable(Exception):
+    """What stands at this position is no record."""
 
     def __init__(self, seq: int) -> None:
-        super().__init__(f"audit record {seq} cannot be read; `trunkline audit verify` tells more")
+        super().__init__(seq)
         self.seq = seq
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkCheck:
+    """What the check of one sink found; None where the sink is out, for the reason given."""
+
+    sink: str
+    found: Verification | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,26 +134,35 @@ class AuditReader:
                 found.append(view)
         return AuditPage(records=list(found), scanned_from=after_seq + 1, next_after=None)
 
-    async def verify(self, extra: Sequence[Checkpoint] = ()) -> Verification:
-        """Check all there is up to now, against the checkpoint kept in the second place and those
-        in `extra`. Raises AuditDown, Busy: one at a time.
+    async def verify(self, extra: Sequence[Checkpoint] = ()) -> list[SinkCheck]:
+        """Check all there is up to now, in each sink, against the checkpoint kept in the second
+        place and those in `extra`. Raises AuditDown without any sink, Busy: one at a time.
         """
         if self._is_verifying:
             raise Busy("the audit log is being verified already; ask again when that has ended")
         self._is_verifying = True
         try:
-            return await self._verify(extra)
+            checkpoints = [*extra, *await self._kept()]
+            checks = [await self._checked(lane, checkpoints) for lane in self._log.lanes]
         finally:
             self._is_verifying = False
+        if all(check.found is None for check in checks):
+            raise AuditDown(f"no audit sink can be read: {checks[0].why}")
+        return checks
 
-    async def _verify(self, extra: Sequence[Checkpoint]) -> Verification:
+    async def _checked(self, lane: Lane, checkpoints: list[Checkpoint]) -> SinkCheck:
+        name = lane.sink.name
+        if not lane.is_up:
+            return SinkCheck(sink=name, found=None, why=lane.error)
+        return SinkCheck(sink=name, found=await self._verify(lane.sink.read, checkpoints))
+
+    async def _verify(self, read: Read, checkpoints: list[Checkpoint]) -> Verification:
         end = self._log.head
-        checkpoints = [*extra, *await self._kept()]
         begin: Head | None = None
         head: Head | None = None
         met = 0
         try:
-            async for lines in self._steps(0, end.seq):
+            async for lines in _steps(read, 0, end.seq):
                 due = [c for c in checkpoints if c.head.seq <= _last_seq(lines)]
                 checkpoints = [c for c in checkpoints if c not in due]
                 step = verify(lines, checkpoints=due, is_signed=self._is_signed, start=head)
@@ -147,8 +170,8 @@ class AuditReader:
                 met += step.checkpoints
                 if step.fault is not None:
                     return _verified(begin, head, met, step.fault)
-        except Unreadable as error:
-            fault = Fault(seq=error.seq, reason="the line is no record")
+        except _Unreadable as error:
+            fault = Fault(seq=error.seq, reason="the line is no record, or cannot be read")
             return _verified(begin or Head(), head or Head(), met, fault)
         rest = verify((), checkpoints=checkpoints, is_signed=self._is_signed, start=head)
         fault = rest.fault or _fault_at_end(rest.head, end)
@@ -162,7 +185,7 @@ class AuditReader:
         return [] if kept is None else [kept]
 
     async def _records(self, after_seq: int, until_seq: int) -> AsyncGenerator[tuple[int, Record]]:
-        async for lines in self._steps(after_seq, until_seq):
+        async for lines in _steps(self._log.read, after_seq, until_seq):
             for line in lines:
                 record = read_record(line)
                 seq = record.get("seq")
@@ -170,22 +193,24 @@ class AuditReader:
                 if seq <= until_seq:
                     yield seq, record
 
-    async def _steps(self, after_seq: int, until_seq: int) -> AsyncGenerator[list[bytes]]:
-        batch = _BATCH
-        while after_seq < until_seq:
-            try:
-                lines = await self._log.read(after_seq, min(batch, until_seq - after_seq))
-            except ValueError as error:  # one by one from here, to name the line
-                if batch == 1:
-                    raise Unreadable(after_seq + 1) from error
-                batch = 1
-                continue
-            if not lines:
-                return
-            for begin in range(0, len(lines), _STEP):
-                yield lines[begin : begin + _STEP]
-                await asyncio.sleep(0)
-            after_seq = max(after_seq + 1, read_head(lines[-1]).seq)
+
+async def _steps(read: Read, after_seq: int, until_seq: int) -> AsyncGenerator[list[bytes]]:
+    """The lines behind a position, in small lists; the loop has a turn between two of them."""
+    batch = _BATCH
+    while after_seq < until_seq:
+        try:
+            lines = await read(after_seq, min(batch, until_seq - after_seq))
+        except (SinkDown, ValueError) as error:
+            if batch == 1:
+                raise _Unreadable(after_seq + 1) from error
+            batch = 1  # one by one from here, to name the line
+            continue
+        if not lines:
+            return
+        for begin in range(0, len(lines), _STEP):
+            yield lines[begin : begin + _STEP]
+            await asyncio.sleep(0)
+        after_seq = max(after_seq + 1, read_head(lines[-1]).seq)
 
 
 def _last_seq(lines: Sequence[bytes]) -> int:

@@ -325,6 +325,15 @@ class AuditPageView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkView:
+    """One place that keeps the log."""
+
+    sink: str
+    state: Literal["sound", "faulty", "out"]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationView:
     """What a check of the whole log found."""
 
@@ -335,6 +344,7 @@ class VerificationView:
     checkpoints: int
     fault_seq: int | None
     fault: str
+    sinks: Sequence[SinkView]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
