@@ -286,6 +286,16 @@ VERBS: Mapping[str, Verb] = {
         ),
         usage="[TRACE] [options]",
     ),
+    "plan": Verb(
+        summary="Say what isolation costs on a trace, and which prefixes are worth registering.",
+        run="trunkline.rehearsal:plan",
+        options="trunkline.sim.plan_public:add_arguments",
+        examples=(
+            "trunkline plan public W2 --tenants 8",
+            "trunkline plan public my-requests.jsonl --json",
+        ),
+        usage="public TRACE [options]",
+    ),
     "demo": Verb(
         summary="The tour: a gateway and simulated workers on this machine.",
         run="trunkline.rehearsal:demo",

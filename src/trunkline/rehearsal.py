@@ -60,6 +60,13 @@ def simulate(args: argparse.Namespace) -> int:
     )
 
 
+def plan(args: argparse.Namespace) -> int:
+    """`trunkline plan`."""
+    from trunkline.sim import plan_public
+
+    return plan_public.run(args, traces_dir=traces_dir(), out=sys.stdout)
+
+
 def replay(args: argparse.Namespace) -> int:
     """`trunkline replay`."""
     import uvloop
