@@ -5,6 +5,7 @@
 // from standard input, prints "begin" after the warm-up and one line of JSON at the end.
 //
 //   gateway_load post|raw|sse CONNECTIONS SECONDS BODY_BYTES
+// LOAD_HEADERS, where it is set, is "\r\nname: value" for each request.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -54,6 +55,7 @@ struct Load {
   std::vector<std::string> bodies;  // sent in turn
   std::size_t next_body = 0;
   std::string json_answer, sse_head, sse_event;
+  std::string more_headers = std::getenv("LOAD_HEADERS") ? std::getenv("LOAD_HEADERS") : "";
   std::vector<double> latencies_us;
   long done = 0, chunks = 0, failed = 0;
   bool counts = false;
@@ -114,8 +116,7 @@ struct Load {
     std::string head = std::string("POST ") + (is_raw ? "/v1/raw" : "/v1/chat/completions") +
                        " HTTP/1.1\r\nhost: gateway\r\naccept: application/json\r\ncontent-type: " +
                        (is_raw ? "application/octet-stream" : "application/json") +
-                       "\r\nuser-agent: load\r\nx-session-id: " +
-                       std::to_string(index) + "\r\ncontent-length: " + std::to_string(body.size()) + "\r\n\r\n";
+                       "\r\nuser-agent: load\r\nx-session-id: " + std::to_string(index) + more_headers + "\r\ncontent-length: " + std::to_string(body.size()) + "\r\n\r\n";
     send_all(c, head + body);
   }
 
