@@ -17,9 +17,11 @@ from itertools import islice
 from trunkline.administration_reach import (
     check_key,
     method_of,
+    own_subject,
     person_of,
     reaches,
     reaches_tenant,
+    tenant_within,
 )
 from trunkline.administration_views import (
     key_view,
@@ -184,7 +186,7 @@ class Administration:
         return _done(await self._commit(call, change), f"tenant/{name}")
 
     async def set_tenant_policy(self, call: Call, name: str, policy: Policy) -> Done | None:
-        tenant = self._tenant_named(call, name)
+        tenant = tenant_within(self._book, call, name)
         if tenant is None:
             return None
         scope = policy.scope.value
@@ -204,7 +206,7 @@ class Administration:
     # -- keys ------------------------------------------------------------------------------------
 
     async def keys(self, call: Call, page: PageOrder, *, tenant: str) -> Page[KeyView] | None:
-        wanted = self._tenant_named(call, tenant) if tenant else None
+        wanted = tenant_within(self._book, call, tenant) if tenant else None
         if tenant and wanted is None:
             return None
         book, wall_ms = self._book, self._wall_ms()
@@ -219,7 +221,7 @@ class Administration:
         )
 
     async def create_key(self, call: Call, order: KeyOrder) -> NewKeyView | None:
-        tenant = self._tenant_named(call, order.tenant)
+        tenant = tenant_within(self._book, call, order.tenant)
         if tenant is None and not self._may_make_tenant(call, order):
             return None
         check_key(call, order)
@@ -238,7 +240,10 @@ class Administration:
 
     async def revoke_key(self, call: Call, key_id: str) -> Done | None:
         record = self._book.key(key_id)
-        if record is None or not reaches_tenant(self._book, call, record.tenant):
+        # The same steps whether it is foreign or none.
+        tenant = "" if record is None else record.tenant
+        is_reached = reaches_tenant(self._book, call, tenant)
+        if not is_reached or record is None:
             return None
         if record.is_revoked:
             return Done(rev=None, what=f"key/{key_id}")
@@ -420,14 +425,6 @@ class Administration:
 
     # -- names and reach -------------------------------------------------------------------------
 
-    def _tenant_named(self, call: Call, name: str) -> Tenant | None:
-        """The tenant of this name, or id, where the call reaches it."""
-        book = self._book
-        tenant = book.tenants.get(book.names.get(f"tenant/{name}", name))
-        if tenant is None or not reaches_tenant(self._book, call, tenant.tenant):
-            return None
-        return tenant
-
     def _org_named(self, name: str) -> str:
         org = self._book.names.get(f"org/{name}")
         if org is None:
@@ -442,13 +439,9 @@ class Administration:
 
     def _subject(self, call: Call, name: str) -> Subject | None:
         """What a name stands for. Raises UnknownName for those alone who see the whole fleet."""
-        try:
-            subject = self._book.subject(name)
-        except UnknownName:
-            if call.extent is Extent.FLEET:
-                raise
-            return None
-        return subject if reaches(self._book, call, subject) else None
+        if call.extent is Extent.FLEET:
+            return self._book.subject(name)
+        return own_subject(self._book, call, name)
 
     # -- changes ---------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Read `administration.py` for who asks.
 
 from __future__ import annotations
 
-from trunkline.control.book import Book
+from trunkline.control.book import Book, Tenant
 from trunkline.core.credentials import is_name
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
@@ -37,6 +37,37 @@ def reaches_tenant(book: Book, call: Call, tenant: str) -> bool:
         return tenant == caller.tenant
     record = book.tenants.get(tenant)
     return record is not None and record.org == caller.org
+
+
+def tenant_within(book: Book, call: Call, word: str) -> Tenant | None:
+    """The tenant of this name, or id, where the call reaches it. What is foreign takes the same
+    steps as what does not exist, so that it takes the same time.
+    """
+    record = book.tenants.get(book.names.get(f"tenant/{word}", word))
+    tenant, org = ("", "") if record is None else (record.tenant, record.org)
+    if call.extent is Extent.FLEET:
+        return record
+    caller = call.caller.principal
+    assert caller is not None, "the operator reaches the fleet"
+    is_own = tenant == caller.tenant if call.extent is Extent.TENANT else org == caller.org
+    return record if is_own else None
+
+
+def own_subject(book: Book, call: Call, name: str) -> Subject | None:
+    """What a name stands for, to those who see less than the fleet: looked for among their own."""
+    kind, _, rest = name.partition("/")
+    word, slash, user = rest.partition("/")
+    tenant = tenant_within(book, call, word)
+    caller = call.caller.principal
+    assert caller is not None, "the operator reaches the fleet"
+    is_own_org = book.names.get(f"org/{rest}", rest) == caller.org
+    if kind == "tenant" and tenant is not None and not slash:
+        return Subject(kind=SubjectKind.TENANT, path=tenant.tenant)
+    if kind == "user" and tenant is not None and is_name(user):
+        return Subject(kind=SubjectKind.USER, path=f"{tenant.tenant}/{user}")
+    if kind == "org" and is_own_org and call.extent is Extent.ORG:
+        return Subject(kind=SubjectKind.ORG, path=caller.org)
+    return None
 
 
 def check_key(call: Call, order: KeyOrder) -> None:

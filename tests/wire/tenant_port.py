@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from admin_port import FakeBackend
+from starlette.applications import Starlette
 
 from trunkline.adapters.audit_files import CheckpointFile, FileSink
 from trunkline.adapters.clock import SystemClock
@@ -69,6 +70,7 @@ class TenantPort:
     registry: Registry
     administration: Administration
     audit: AuditLog
+    app: Starlette
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder = folder
@@ -180,7 +182,7 @@ class TenantPort:
                     draw=draw,
                 )
             )
-            app = admin_app(
+            self.app = app = admin_app(
                 FakeBackend(),
                 Exposition([], version="1", native="pure"),
                 settings={},
