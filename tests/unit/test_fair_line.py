@@ -84,12 +84,14 @@ def test_who_waits_goes_when_a_silent_prefill_is_predicted_to_be_over() -> None:
     """An answer that is not streamed shows its first byte at its end only."""
 
     async def run() -> None:
-        desk = Desk(W0, room_ms=10.0)
+        desk = Desk(W0, room_ms=30.0)
         desk.pick(asks("a", fresh(1), is_stream=False))
-        waiting = await desk.wait(asks("b", fresh(2)))
+        desk.pick(asks("a", fresh(2), is_stream=False))
+        desk.line._room_ms = 10.0
+        waiting = await desk.wait(asks("b", fresh(3)))
         assert desk.timers.due[0][0] == TICK_S
 
-        desk.bench.clock.ms += prefill_ms(LONG) - 10.0
+        desk.bench.clock.ms += 2 * prefill_ms(LONG) - 10.0
         desk.timers.fire()
         await turns()
         assert not waiting.done()
@@ -133,7 +135,7 @@ def test_a_long_prompt_that_is_read_off_the_loop_finds_the_room_that_is_left_the
         choices = [desk.line.pick(asked, NEVER) for asked in requests]
         tasks = [asyncio.ensure_future(c) for c in choices if not isinstance(c, Pick)]
         assert len(tasks) == 8
-        while desk.line.waiting_count < 7:  # noqa: ASYNC110 - nothing tells of it
+        while desk.line.waiting_count + desk.bench.in_flight(W0) < 8:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
 
         assert desk.bench.in_flight(W0) == 1
