@@ -335,3 +335,39 @@ def test_an_entry_waits_for_no_more_than_the_stated_bound(
         if other != tenant:
             owed = (own_waiting + advance) * WEIGHTS[other] / WEIGHTS[tenant]
             assert got <= owed + 1_000.0
+
+
+STEP = st.tuples(st.sampled_from("abc"), st.sampled_from([1.0, 7.0, 100.0]), st.booleans())
+
+
+@given(steps=st.lists(STEP, max_size=60))
+def test_a_cost_that_is_told_when_an_entry_is_taken_counts_as_if_it_had_been_known(
+    steps: list[tuple[str, float, bool]],
+) -> None:
+    """The order goes by where entries start, so what one costs is needed when it is taken."""
+    known, told = queue_of(), queue_of()
+    weights = {"a": 1.0, "b": 3.0, "c": 0.5}
+    for number, (tenant, cost, takes) in enumerate(steps):
+        added(known, tenant, cost=cost, item=number, weight=weights[tenant])
+        added(told, tenant, cost=50.0, item=number, weight=weights[tenant])
+        for _ in range(2 if takes else 0):
+            first, second = known.take(), told.take()
+            assert (first and first.item) == (second and second.item)
+            if second is not None:
+                told.recharge(second, steps[second.item][1])
+            assert told.tenant_count == known.tenant_count
+            assert told._resting_count == known._resting_count
+    while (entry := told.take()) is not None:
+        told.recharge(entry, 0.0)
+    assert told._resting_count == told.tenant_count
+
+
+def test_a_cost_that_is_told_for_one_that_was_forgiven_changes_nothing() -> None:
+    queue = queue_of(max_resting=1)
+    for tenant, cost in [("a", 10.0), ("b", 1.0)]:
+        added(queue, tenant, cost=cost)
+        entry = queue.take()
+        assert entry is not None
+    assert queue.tenant_count == 1
+    queue.recharge(entry, 90.0)
+    assert queue.tenant_count == 1
