@@ -68,6 +68,7 @@ class Tenants:
     policies: Policies
     here: LocalHolder
     allowance: Allowance
+    clock: Clock
     log: EventLog
     administration: Administration
 
@@ -258,6 +259,7 @@ async def _with_tenants(
             policies=policies,
             here=here,
             allowance=allowance,
+            clock=clock,
             log=log,
             administration=Administration(
                 AdministrationParts(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from trunkline.control.holders import WorkerHolder
+from trunkline.control.holdings import Holdings
 from trunkline.control.membership import Membership
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.control.views import MemberView, Mode, WorkerSpec
@@ -66,6 +68,7 @@ class Operations:
         counters: Counters,
         spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec],
         hide: Callable[[str], None],
+        holdings: Holdings | None = None,
     ) -> None:
         """`spec_of(url, api_key, labels)` checks a worker's address; it raises ConfigError.
         `hide` keeps a key out of the logs from then on.
@@ -76,16 +79,24 @@ class Operations:
         self._counters = counters
         self._spec_of = spec_of
         self._hide = hide
+        self._holdings = holdings
         self._keys: dict[str, str] = {}
 
     # -- workers ---------------------------------------------------------------------------------
 
     async def workers(self) -> Sequence[WorkerView]:
-        return [_worker_view(view) for view in self._membership.views()]
+        return [self._seen(view) for view in self._membership.views()]
 
     async def worker(self, worker: WorkerId) -> WorkerView | None:
         view = self._membership.view(self._name(worker))
-        return None if view is None else _worker_view(view)
+        return None if view is None else self._seen(view)
+
+    def _seen(self, view: MemberView) -> WorkerView:
+        shown = _worker_view(view)
+        if self._holdings is None:
+            return shown
+        agent = _agent_view(self._holdings.find(view.name))
+        return replace(shown, detail={**shown.detail, "isolation": agent})
 
     async def add_worker(self, order: WorkerOrder) -> WorkerJob | Refused:
         try:
@@ -266,6 +277,24 @@ def _worker_view(view: MemberView) -> WorkerView:
             "ranks": [asdict(rank) for rank in view.ranks],
         },
     )
+
+
+def _agent_view(holder: WorkerHolder | None) -> dict[str, str | bool]:
+    """How tenants are kept apart at a worker, and what that means for them."""
+    if holder is None or not holder.takes_tickets:
+        return {
+            "fence": "gateway",
+            "erase": "restart",
+            "lease": False,
+            "public_prefixes": "tenant-private: this engine cannot split its salt",
+        }
+    regions = holder.has_salt_regions
+    return {
+        "fence": holder.fence.value,
+        "erase": holder.erase.value,
+        "lease": holder.is_granted(),
+        "public_prefixes": "shared" if regions else "tenant-private: it cannot split its salt",
+    }
 
 
 def _state(view: MemberView) -> WorkerCondition:

@@ -13,7 +13,7 @@ import random
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ from trunkline.rehearsal import OWN_MODEL
 from trunkline.worker_url import worker_event_endpoints, worker_name, worker_url_problem
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from trunkline.adapters.zmq_events import EventContext
     from trunkline.assembly import Core
     from trunkline.authority import Authority
@@ -41,11 +43,11 @@ if TYPE_CHECKING:
     from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.principals import Principal
     from trunkline.core.records import WorkerId
-    from trunkline.gateway.contracts import Picker
     from trunkline.gateway.counters import AccessRecord
-    from trunkline.gateway.filler import Filler
     from trunkline.gateway.front import Front, FrontParts, Readiness
+    from trunkline.operations import Operations
     from trunkline.ports.worker import EventSource
+    from trunkline.tenant_side import TenantSide
 
 DRAIN_MS = 10_000.0
 
@@ -68,22 +70,17 @@ def serve(config: Config) -> int:
 
 async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     """Serve until SIGINT or SIGTERM, on the running loop. `hide` keeps a secret out of logs."""
-    from trunkline import cli, observe
+    from trunkline import observe
     from trunkline.adapters.zmq_events import event_context
     from trunkline.authority import open_authority
     from trunkline.control.membership import MAX_WORKERS, Membership
-    from trunkline.gateway.admin import admin_app
     from trunkline.gateway.front import serve_front
     from trunkline.gateway.listener import bind_admin, serve_admin
-    from trunkline.gateway.metrics import Exposition
-    from trunkline.native import IMPLEMENTATION
     from trunkline.operations import Operations
-    from trunkline.settings import redacted
 
     specs = [worker_spec(url, "", {}) for url in config.worker_urls]
     _say_what_is_open(config)
-    clock, stop, again = SystemClock(), asyncio.Event(), asyncio.Event()
-    context = event_context(MAX_WORKERS)
+    clock, context = SystemClock(), event_context(MAX_WORKERS)
     lease_ms = config.directory.heartbeat_ttl_ms
     root_key = read_root_key(config.model.root_key_file)
     async with AsyncExitStack() as stack:
@@ -92,19 +89,17 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         )
         core = build_core(config, clock, authority)
         authority.know_fleet(core, clock)
+        side = _tenant_side(core, authority)
         parts = _member_parts(config, core, clock, context)
         parts.holdings = authority.tenants.holdings if authority.tenants else None
         membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
+        front_parts = replace(
+            _front_parts(config, core, membership, clock),
+            tenancy=authority.tenancy,
+            picker=side.line if side else core.picker,
+        )
         with _taken_port_named("--port", config.listen.host, config.listen.port):
-            front_parts = _front_parts(config, core, membership, clock)
-            front = await serve_front(
-                config.listen,
-                replace(
-                    front_parts,
-                    tenancy=authority.tenancy,
-                    picker=_in_line(core, authority, clock),
-                ),
-            )
+            front = await serve_front(config.listen, front_parts)
         authority.attach(front, core.namespaces)
         with _taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
             listener = bind_admin(config.listen)
@@ -115,33 +110,60 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
             counters=front.counters,
             spec_of=worker_spec,
             hide=hide,
-        )
-        bound = _as_bound(config, front.port, listener.getsockname()[1])
-        exposition = Exposition([operations], version=cli.version(), native=IMPLEMENTATION)
-        admin = admin_app(
-            operations,
-            exposition,
-            settings=redacted(bound),
-            key=config.listen.admin_api_key,
-            tenancy=authority.tenants.administration if authority.tenants else None,
+            holdings=parts.holdings,
         )
         for spec in specs:
             operations.add(spec)
-        _stop_on_signals(stop, again)
-        _announce(bound)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(serve_admin(admin, listener, stop))
-            housekeeping = [group.create_task(_keep_house(core.directory, clock))]
-            if authority.tenants is not None:
-                housekeeping.append(group.create_task(_filler(core).run()))
-            await stop.wait()
-            await _drain(front, again)
-            for task in housekeeping:
-                task.cancel()
+        bound = _as_bound(config, front.port, listener.getsockname()[1])
+        admin = _admin(bound, operations, authority, side)
+        await _until_stopped(
+            bound, front, core, side, lambda stop: serve_admin(admin, listener, stop)
+        )
     core.prompts.close()
     context.term()
     observe.log.info("gateway.stopped", served_requests=sum(front.counters.requests.values()))
     return 0
+
+
+async def _until_stopped(
+    bound: Config,
+    front: Front,
+    core: Core,
+    side: TenantSide | None,
+    serve_operators: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
+) -> None:
+    """Say that all is up; then everything that runs beside requests, until a signal."""
+    stop, again = asyncio.Event(), asyncio.Event()
+    _stop_on_signals(stop, again)
+    _announce(bound)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve_operators(stop))
+        housekeeping = [group.create_task(_keep_house(core.directory, SystemClock()))]
+        if side is not None:
+            housekeeping.append(group.create_task(side.filler.run()))
+        await stop.wait()
+        await _drain(front, again)
+        for task in housekeeping:
+            task.cancel()
+
+
+def _admin(
+    bound: Config, operations: Operations, authority: Authority, side: TenantSide | None
+) -> Starlette:
+    from trunkline import cli
+    from trunkline.gateway.admin import admin_app
+    from trunkline.gateway.metrics import Exposition
+    from trunkline.native import IMPLEMENTATION
+    from trunkline.settings import redacted
+
+    sources = [operations] if side is None else [operations, side]
+    return admin_app(
+        operations,
+        Exposition(sources, version=cli.version(), native=IMPLEMENTATION),
+        settings=redacted(bound),
+        key=bound.listen.admin_api_key,
+        tenancy=authority.tenants.administration if authority.tenants else None,
+    )
 
 
 def _say_what_is_open(config: Config) -> None:
@@ -217,39 +239,22 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
     return assemble(config, given)
 
 
-def _in_line(core: Core, authority: Authority, clock: SystemClock) -> Picker:
-    """Where there are tenants, they take turns while the fleet is full."""
-    from trunkline.gateway.fair_line import FairPicker
-
-    if authority.tenants is None:
-        return core.picker
-    return FairPicker(
-        core.picker,
-        fleet=core.fleet,
-        clock=clock,
-        allowance=authority.tenants.allowance,
-        renew=authority.tenancy.renew,
-    )
-
-
-def _filler(core: Core) -> Filler:
-    """Who writes what is registered as public."""
+def _tenant_side(core: Core, authority: Authority) -> TenantSide | None:
+    """What there is only where tenants are kept apart; None for one tenant."""
     from trunkline import observe
     from trunkline.control.probe import post
-    from trunkline.gateway.filler import Filler, FillerParts
+    from trunkline.tenant_side import TenantSide
 
-    assert core.namespaces.publics is not None, "a filler without anything public"
-    return Filler(
-        FillerParts(
-            publics=core.namespaces.publics,
-            namespaces=core.namespaces,
-            directory=core.directory,
-            fleet=core.fleet,
-            target_of=core.picker.target,
-            served_model=lambda: core.model.name,
-            post=post,
-            log=observe.log,
-        )
+    if authority.tenants is None:
+        return None
+    assert core.namespaces.publics is not None, "the authority knows the fleet"
+    return TenantSide(
+        core,
+        authority.tenants,
+        publics=core.namespaces.publics,
+        renew=authority.tenancy.renew,
+        post=post,
+        log=observe.log,
     )
 
 

@@ -46,7 +46,13 @@ WIRING = {
     *("settings.py", "leaf.py", "reference.py"),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
-    *("admin_client.py", "tenant_commands.py", "tenant_answers.py", "terminal.py"),
+    *(
+        "admin_client.py",
+        "tenant_commands.py",
+        "tenant_answers.py",
+        "terminal.py",
+        "tenant_side.py",
+    ),
 }
 """The top of a process. May import everything, but of these only `NAMES_ADAPTERS` the adapters."""
 

@@ -185,8 +185,8 @@ class BlockIndex:
                 return RETIRED
             parent_key = held.entry.key
             namespace_id = held.entry.namespace_id if namespace_id == -1 else namespace_id
-        secrets = self._namespaces[namespace_id]
-        packed = chain_keys(secrets.key, parent_key or secrets.root, ids, block_tokens)
+        domain = self._namespaces[namespace_id]
+        packed = chain_keys(domain.key, parent_key or domain.root, ids, block_tokens)
         for engine_hash, key in zip(names, keys_of(packed), strict=True):
             held = state.held.get(engine_hash)
             if held is not None and held.entry.key != key:

@@ -1,0 +1,78 @@
+"""What stands beside the core where tenants are kept apart: line and filler, and what they count.
+
+No series names a tenant: metrics are read by more people than may know who is a customer. Read
+`authority.py` for who may what, `operations.py` for all that does not depend on tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from trunkline.assembly import Core
+from trunkline.authority import Tenants
+from trunkline.gateway.contracts import InferenceRequest
+from trunkline.gateway.fair_line import FairPicker
+from trunkline.gateway.filler import Filler, FillerParts
+from trunkline.gateway.metrics import Sample
+from trunkline.gateway.publics import PublicPrefixes
+from trunkline.observe import EventLog
+from trunkline.ports.worker import Post
+
+
+class TenantSide:
+    """The line in front of the fleet, the filler of public prefixes; a `MetricsSource`."""
+
+    def __init__(
+        self,
+        core: Core,
+        tenants: Tenants,
+        *,
+        publics: PublicPrefixes,
+        renew: Callable[[InferenceRequest], None],
+        post: Post,
+        log: EventLog,
+    ) -> None:
+        self._tenants = tenants
+        self._namespaces = core.namespaces
+        self._publics = publics
+        self.line = FairPicker(
+            core.picker,
+            fleet=core.fleet,
+            clock=tenants.clock,
+            allowance=tenants.allowance,
+            renew=renew,
+        )
+        self.filler = Filler(
+            FillerParts(
+                publics=publics,
+                namespaces=core.namespaces,
+                directory=core.directory,
+                fleet=core.fleet,
+                target_of=core.picker.target,
+                served_model=lambda: core.model.name,
+                post=post,
+                log=log,
+            )
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        tenants, line = self._tenants, self.line
+        for problem, count in tenants.credentials.refusals.items():
+            yield Sample("auth_refusals_total", count, (problem.value,))
+        yield Sample("rate_limited_total", tenants.allowance.refused_requests, ("requests",))
+        yield Sample("rate_limited_total", tenants.allowance.refused_tokens, ("tokens",))
+        yield Sample("line_waiting", line.waiting_count)
+        yield Sample("line_refused_total", line.accounts.refused)
+        yield Sample("line_waited_seconds_total", line.accounts.waited_ms / 1_000.0)
+        yield Sample("registry_revision", tenants.registry.rev)
+        yield Sample("registry_lost_revisions", tenants.registry.lost_revisions)
+        health = tenants.audit.health()
+        yield Sample("audit_sinks_up", health.sinks_up)
+        pending = health.pending + tenants.revoker.outbox.pending_records
+        yield Sample("audit_records_pending", pending)
+        yield Sample("audit_records_dropped_total", health.dropped)
+        holders = tenants.holdings.all()
+        yield Sample("worker_leases_active", sum(holder.is_granted() for holder in holders))
+        yield Sample("namespaces_active", len(self._namespaces))
+        yield Sample("public_prefixes_active", len(self._publics))
+        yield Sample("public_fills_total", self.filler.filled)
