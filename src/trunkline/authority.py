@@ -243,6 +243,12 @@ async def _with_tenants(
 
     tenancy.swap(registry.table)
     registry.subscribe(take_in)
+    if not len(registry.book.keys) and not config.auth.jwt_issuer:
+        log.warning(
+            "keys.none",
+            meaning="nobody can be served yet",
+            remedy="trunkline keys create --tenant NAME --create-tenant; --auth off asks nobody",
+        )
     beat = asyncio.create_task(_keep_ledger(ledger, log))
     stack.callback(beat.cancel)
     return Authority(
