@@ -29,7 +29,6 @@ import asyncio
 import contextlib
 import json
 import random
-import re
 import sys
 from collections import deque
 from collections.abc import Coroutine, Sequence
@@ -52,6 +51,7 @@ from victim_words import (
     Contents,
     Scenario,
     body_of,
+    cached_tokens,
     contents_of,
     root_key,
     scenario_of,
@@ -464,12 +464,6 @@ async def _ignoring(work: Coroutine[Any, Any, object]) -> None:
     """An order that a worker which is just being restarted does not get."""
     with contextlib.suppress(WorkerLost, WorkerTimeout):
         await work
-
-
-def cached_tokens(raw: bytes) -> int:
-    """What an answer's usage says was cached; -1 where it says nothing."""
-    found = re.findall(rb'"cached_tokens": ?(\d+)', raw)
-    return int(found[-1]) if found else -1
 
 
 def view(scenario: Scenario, contents: Contents, known: Contents) -> View:

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from non_interference import cached_tokens, view, views
-from victim_words import Call, Contents, Scenario, contents_of, scenario_of
+from non_interference import view, views
+from victim_words import Call, Contents, Scenario, cached_tokens, contents_of, scenario_of
 
 from trunkline.core.policies import POLICIES
 

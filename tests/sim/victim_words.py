@@ -7,6 +7,7 @@ those, several times. Read `non_interference.py` next, which runs them and says 
 from __future__ import annotations
 
 import random
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -227,6 +228,12 @@ def body_of(call: Call, prompt: list[Any]) -> dict[str, Any]:
     if call.is_chat:
         return {**body, "messages": [{"role": "user", "content": "".join(prompt)}]}
     return {**body, "prompt": prompt}
+
+
+def cached_tokens(raw: bytes) -> int:
+    """What an answer's usage says was cached; -1 where it says nothing."""
+    found = re.findall(rb'"cached_tokens": ?(\d+)', raw)
+    return int(found[-1]) if found else -1
 
 
 @cache
