@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from trunkline.core.freshness import Fencing, Freshness, Grant, LeaseGrants
@@ -40,6 +41,7 @@ def thaw(kind: type[Kind], frozen: Frozen) -> Kind:
     return thing
 
 
+@cache
 def _slots(kind: type) -> list[str]:
     """In a fixed order, those of the parents first."""
     return [slot for part in reversed(kind.__mro__) for slot in getattr(part, "__slots__", ())]

@@ -62,19 +62,19 @@ class State(NamedTuple):
 
 
 def initial() -> State:
-    """The worker has just asked; the gateway asks when it likes."""
-    worker = Freshness("worker")
-    asked = Message("ask", "worker", worker.ask(holder_clock(0)))
+    """Both have just asked for their leases."""
+    holders = {name: Freshness(name) for name in HOLDERS}
+    asks = {Message("ask", name, holder.ask(holder_clock(0))) for name, holder in holders.items()}
     return State(
         tick=0,
-        worker=freeze(worker),
-        gateway=freeze(Freshness("gateway")),
+        worker=freeze(holders["worker"]),
+        gateway=freeze(holders["gateway"]),
         rev=1,
         grants=freeze(LeaseGrants(BootInstant(0.0), has_earlier_life=False)),
         fencing=None,
         is_acked=False,
         answer="admitted",
-        sent=frozenset({asked}),
+        sent=frozenset(asks),
     )
 
 
@@ -85,7 +85,6 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         yield "a second passes", state._replace(tick=state.tick + 1)
     yield from _answer_steps(state, rules)
     if not state.is_acked:
-        yield from _gateway_asks(state)
         yield from _grantor_steps(state)
     yield from _message_steps(state)
 
@@ -94,7 +93,9 @@ def _answer_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     now = holder_clock(state.tick)
     if state.answer == "admitted":
         if believes_old(thaw(Freshness, state.worker), now):
-            yield "the worker checks", state._replace(answer="checked")
+            # It is not asked again: what its lease becomes no longer matters, its ack does.
+            left = frozenset(m for m in state.sent if (m.kind, m.holder) != ("grant", "worker"))
+            yield "the worker checks", state._replace(answer="checked", worker=(), sent=left)
     elif state.answer == "checked":
         yield "the worker uses and sends", state._replace(answer="out")
     elif state.answer == "out":
@@ -115,19 +116,13 @@ def _written(state: State) -> State:
     return state._replace(answer="late" if state.is_acked else "written")
 
 
-def _gateway_asks(state: State) -> Iterator[tuple[str, State]]:
-    if not any(message.holder == "gateway" and message.ask for message in state.sent):
-        gateway = thaw(Freshness, state.gateway)
-        message = Message("ask", "gateway", gateway.ask(holder_clock(state.tick)))
-        yield (
-            "the gateway asks",
-            state._replace(gateway=freeze(gateway), sent=state.sent | {message}),
-        )
-
-
 def _message_steps(state: State) -> Iterator[tuple[str, State]]:
-    for message in state.sent:
-        if message.kind == "grant":
+    for message in sorted(state.sent):
+        has_checked = message.holder == "worker" and not state.worker
+        if message.kind == "order" and has_checked:
+            after = state._replace(sent=state.sent | {Message("ack", "worker")})
+            yield "the worker acks", after
+        elif message.kind == "grant" and not has_checked:
             holder = thaw(Freshness, getattr(state, message.holder))
             holder.take(granted(message, LEASE_TTL_MS))
             yield f"taken: {message}", _holding(state, message.holder, holder)
@@ -146,7 +141,7 @@ def _holding(state: State, name: str, holder: Freshness) -> State:
 
 def _grantor_steps(state: State) -> Iterator[tuple[str, State]]:
     now = grantor_clock(state.tick)
-    for message in state.sent:
+    for message in sorted(state.sent):
         if message.kind == "ask":
             grants = thaw(LeaseGrants, state.grants)
             epochs = epochs_at(state.rev)

@@ -28,6 +28,7 @@ from lease_states import (
     holder_clock,
     thaw,
 )
+
 from leases_broken import (
     AcksAtOnce,
     CountsFromReceipt,
@@ -36,7 +37,6 @@ from leases_broken import (
     LowersRevisions,
     TakesOtherLives,
 )
-
 from trunkline.core.freshness import LEASE_TTL_MS, Fencing, Freshness, LeaseGrants
 from trunkline.core.records import BootInstant
 
@@ -126,7 +126,7 @@ def _holder_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                 sent=state.sent | {message},
             ),
         )
-    for message in state.sent:
+    for message in sorted(state.sent):
         if message.kind == "grant":
             holder = thaw(rules.freshness, state.holder)
             if isinstance(holder, CountsFromReceipt):
@@ -149,7 +149,7 @@ def _holder_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 def _grantor_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     now = grantor_clock(state.tick)
-    for message in state.sent:
+    for message in sorted(state.sent):
         if message.kind == "ask":
             grants = thaw(rules.grants, state.grants)
             grant = grants.grant(

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from trunkline.errors import AuditDown
+from trunkline.errors import GatewayError
 from trunkline.observe import EventLog
 
 MAX_PENDING = 4_096
@@ -43,7 +43,7 @@ class Outbox:
         return len(self._queue)
 
     def put(self, write: Callable[[], Awaitable[None]]) -> asyncio.Event:
-        """`write` raises AuditDown while no sink takes it. The event is set once it has."""
+        """`write` raises a GatewayError while no sink takes it. The event is set once it has."""
         pending = _Pending(write=write)
         if len(self._queue) >= MAX_PENDING:
             self._queue.popleft()
@@ -62,10 +62,14 @@ class Outbox:
             pending = self._queue[0]
             try:
                 await pending.write()
-            except AuditDown as error:
+            except GatewayError as error:  # no sink, too busy, or the registry cannot be read
                 self._log.warning("audit.down", pending=len(self._queue), why=str(error))
                 await asyncio.sleep(self._retry_secs)
                 continue
-            pending.is_written.set()
+            except Exception as error:  # noqa: BLE001  # a record that no sink will ever take
+                self.dropped_records += 1
+                self._log.error("audit.unwritable", cause=error, dropped=self.dropped_records)
+            else:
+                pending.is_written.set()
             if self._queue and self._queue[0] is pending:  # it may have been dropped meanwhile
                 self._queue.popleft()
