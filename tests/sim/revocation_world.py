@@ -1,6 +1,6 @@
 """One seeded schedule of a revocation: the real revoker and leases, on a network that is not kind.
 
-    python tests/sim/revocation_world.py 4711        # runs one seed again and prints what happened
+    PYTHONPATH=tests python tests/sim/revocation_world.py 4711  # one seed again, told
 
 Virtual time. Each machine has a boot clock that is off by up to 1 %, and goes on while the machine
 is suspended. Messages are late, lost, doubled and overtake one another; holders fall silent, are
@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from virtual_loop import VirtualLoop
-
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
 from trunkline.control.holders import HolderParts, WorkerHolder
 from trunkline.control.receipts import Erasure, HolderAck, Receipt
@@ -31,6 +29,7 @@ from trunkline.core.records import BootInstant, Instant, WallTime
 from trunkline.errors import AuditDown, WorkerTimeout
 from trunkline.observe import EventLog
 from trunkline.ports.worker import Endpoint
+from virtual_loop import VirtualLoop
 
 VICTIM = Subject(kind=SubjectKind.TENANT, path="a" * 32)
 OTHER = Subject(kind=SubjectKind.MODEL, path="m")
@@ -377,7 +376,7 @@ def played(seed: int, loop: asyncio.AbstractEventLoop, **broken: Any) -> World:
 def again(world: World) -> str:
     """What a failing test prints."""
     story = "\n".join(world.story)
-    return f"{story}\nagain: python tests/sim/revocation_world.py {world.seed}"
+    return f"{story}\nagain: PYTHONPATH=tests python tests/sim/revocation_world.py {world.seed}"
 
 
 if __name__ == "__main__":
