@@ -26,6 +26,17 @@ from trunkline.gateway.fair_line import FairPicker, LineLimits
 
 COST = CostModel(profile_named("tiny"), churn_weight=0.0)
 NEVER = frozenset[WorkerId]()
+LONG = 4_000
+"""Tokens of a long prompt: 21 ms of the profile `tiny`."""
+
+
+def fresh(number: int, count: int = LONG) -> array[int]:
+    """A prompt that begins like no other."""
+    return array("I", [number, *range(1, count)])
+
+
+def prefill_ms(tokens: int) -> float:
+    return COST.prefill_ms(tokens, 0)
 
 
 @dataclass(slots=True, kw_only=True)
