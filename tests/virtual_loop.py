@@ -13,9 +13,7 @@ class _Leap(selectors.SelectSelector):
         super().__init__()
         self.now_s = 0.0
 
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, selectors._EventMask]]:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise AssertionError("everybody waits, and for nothing that could come")
         self.now_s += max(0.0, timeout)

@@ -225,7 +225,13 @@ class World:
                     self._note(self.violations[-1])
 
     async def post(
-        self, endpoint: Endpoint, path: str, body: bytes, *, timeout_ms: float
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        *,
+        timeout_ms: float,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> tuple[int, bytes]:
         """`ports.Post` through this network."""
         answer: asyncio.Future[bytes] = self._loop.create_future()

@@ -1,0 +1,253 @@
+"""The lease loop of one worker: what it is granted, and what its answers are taken for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from trunkline.control.holders import HolderParts, WorkerHolder
+from trunkline.control.receipts import Erase, Fence
+from trunkline.core.epochs import EpochTable, Subject, SubjectKind
+from trunkline.core.freshness import Freshness, Grant, LeaseGrants, Order, Verb
+from trunkline.core.records import BootInstant, Instant, WallTime
+from trunkline.errors import WorkerLost, WorkerTimeout
+from trunkline.observe import EventLog
+from trunkline.ports.worker import Endpoint
+from virtual_loop import VirtualLoop
+
+ACME = Subject(kind=SubjectKind.TENANT, path="acme")
+ORDER = Order(rev=1, subject=ACME, epoch=1, verb=Verb.REVOKE)
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass
+class Machine:
+    """A worker by its protocol, and the clocks and table on the gateway's side."""
+
+    loop: asyncio.AbstractEventLoop
+    freshness: Freshness = field(default_factory=lambda: Freshness("1"))
+    status: int = 200
+    is_silent: bool = False
+    change: Change = lambda body: body
+    """What becomes of its answers."""
+    table: EpochTable = field(default_factory=EpochTable)
+    grants_seen: list[dict[str, Any] | None] = field(default_factory=list[dict[str, Any] | None])
+    holder: WorkerHolder = field(init=False)
+    grants: LeaseGrants = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grants = LeaseGrants(self.boot(), has_earlier_life=False)
+        parts = HolderParts(
+            table=lambda: self.table,
+            grants=self.grants,
+            fetch=self.fetch,
+            post=self.post,
+            clock=self,
+            log=EventLog("test-holders"),
+        )
+        self.holder = WorkerHolder("w", Endpoint(host="w", port=1, host_header="w"), parts)
+
+    def now(self) -> Instant:
+        return Instant(self.loop.time() * 1_000.0)
+
+    def boot(self) -> BootInstant:
+        return BootInstant(self.loop.time() * 1_000.0)
+
+    def wall(self) -> WallTime:
+        return WallTime(0.0)
+
+    def raise_epoch(self) -> None:
+        rev = self.table.rev + 1
+        self.table = self.table.raised(
+            ACME, self.table.epochs.get(ACME, 0) + 1, rev=rev, bars=False
+        )
+
+    async def fetch(
+        self, endpoint: Endpoint, method: str, path: str, *, timeout_ms: float
+    ) -> tuple[int, bytes]:
+        rev = int(path.rpartition("=")[2])
+        answer = {"rev": rev, "done": True, "blocks": 3, "bytes": {"device": 9}}
+        return self.status, json.dumps(self.change(answer)).encode()
+
+    async def post(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        *,
+        timeout_ms: float,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> tuple[int, bytes]:
+        await asyncio.sleep(0.001)
+        if self.is_silent:
+            await asyncio.sleep(timeout_ms / 1_000.0)
+            raise WorkerTimeout("silent")
+        words = json.loads(body)
+        if path.endswith("revoke"):
+            self.freshness.obey(words["rev"], words["subject"], words["epoch"])
+            return self.status, json.dumps(
+                self.change({"rev": words["rev"], "aborted": 2})
+            ).encode()
+        self.grants_seen.append(words["grant"])
+        if words["grant"] is not None:
+            self.freshness.take(Grant(**words["grant"]))
+        answer = {
+            "ask": self.freshness.ask(self.boot()),
+            "boot_nonce": self.freshness.boot_nonce,
+            "rev": self.freshness.rev,
+            "fence": "worker",
+            "erase": "namespace",
+            "salt_regions": True,
+        }
+        return self.status, json.dumps(self.change(answer)).encode()
+
+    def lives(self, secs: float) -> None:
+        async def live() -> None:
+            task = asyncio.create_task(self.holder.run())
+            await asyncio.sleep(secs)
+            task.cancel()
+
+        self.loop.run_until_complete(live())
+
+
+@pytest.fixture(name="machine")
+def a_machine() -> Iterator[Machine]:
+    logging.disable(logging.CRITICAL)
+    loop = VirtualLoop()
+    yield Machine(loop)
+    loop.close()
+    logging.disable(logging.NOTSET)
+
+
+def test_a_worker_has_its_first_lease_at_once_and_keeps_it(machine: Machine) -> None:
+    machine.raise_epoch()
+    machine.lives(0.1)
+    assert machine.freshness.is_valid(machine.boot())
+    assert (machine.freshness.rev, machine.freshness.epoch("tenant/acme")) == (1, 1)
+    for _ in range(5):
+        machine.lives(1.0)
+        assert machine.freshness.is_valid(machine.boot())
+    assert machine.holder.is_granted()
+    assert (machine.holder.fence, machine.holder.erase) == (Fence.WORKER, Erase.NAMESPACE)
+
+
+def test_epochs_are_sent_again_only_when_there_are_new_ones(machine: Machine) -> None:
+    machine.raise_epoch()
+    machine.lives(4.5)
+    sent = [grant["epochs"] for grant in machine.grants_seen if grant]
+    assert sent[0] == {"tenant/acme": 1}
+    assert sent[2:] == [{}] * len(sent[2:])
+    machine.raise_epoch()
+    machine.lives(3.0)
+    assert machine.freshness.epoch("tenant/acme") == 2
+
+
+def test_a_change_is_brought_there_before_the_next_beat(machine: Machine) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(machine.holder.run())
+        await asyncio.sleep(0.2)
+        machine.raise_epoch()
+        machine.holder.renew()
+        await asyncio.sleep(0.1)
+        assert machine.freshness.rev == 1
+        task.cancel()
+
+    machine.loop.run_until_complete(scenario())
+
+
+def test_a_silent_worker_is_granted_nothing_and_taken_up_again(machine: Machine) -> None:
+    machine.lives(1.5)
+    machine.is_silent = True
+    machine.lives(10.0)
+    assert not machine.holder.is_granted()
+    assert machine.grants.until("w#1", machine.boot()) is None
+    machine.is_silent = False
+    machine.lives(2.1)
+    assert machine.freshness.is_valid(machine.boot())
+
+
+def test_the_ask_of_an_earlier_life_is_not_granted_to_the_next(machine: Machine) -> None:
+    machine.lives(1.5)
+    machine.freshness = Freshness("2")
+    machine.lives(0.1)
+    assert machine.freshness.is_valid(machine.boot())
+    assert machine.grants.until("w#1", machine.boot()) is not None, "the first may still be about"
+    assert machine.grants.until("w#2", machine.boot()) is not None
+
+
+def test_a_stock_engine_is_asked_once_and_again_when_it_is_another(machine: Machine) -> None:
+    machine.status = 404
+    machine.lives(5.0)
+    assert len(machine.grants_seen) == 1
+    assert machine.holder.is_stock
+    assert not machine.holder.is_told
+    assert (machine.holder.fence, machine.holder.erase) == (Fence.GATEWAY, Erase.RESTART)
+    machine.status = 200
+    machine.holder.look_again()
+    machine.lives(0.1)
+    assert machine.freshness.is_valid(machine.boot())
+    assert machine.holder.is_told
+
+
+def less(name: str) -> Change:
+    return lambda body: {key: value for key, value in body.items() if key != name}
+
+
+BAD_LEASES: dict[str, Change] = {
+    "no ask": less("ask"),
+    "no nonce": less("boot_nonce"),
+    "an ask of another life": lambda body: body | {"ask": "other:1.000"},
+    "an ask that is long": lambda body: body | {"ask": "1:" + "0" * 200},
+    "a revision below 0": lambda body: body | {"rev": -1},
+    "a fence nobody knows": lambda body: body | {"fence": "none"},
+    "no text": lambda body: body | {"boot_nonce": 7},
+}
+
+
+@pytest.mark.parametrize("name", BAD_LEASES)
+def test_an_answer_that_is_none_is_granted_nothing(name: str, machine: Machine) -> None:
+    machine.change = BAD_LEASES[name]
+    machine.lives(3.5)
+    assert machine.grants_seen == [None] * len(machine.grants_seen)
+    assert len(machine.grants_seen) >= 3
+
+
+def test_an_ack_is_of_the_life_that_says_it(machine: Machine) -> None:
+    machine.lives(0.1)
+
+    async def told() -> tuple[str, int]:
+        ack = await machine.holder.revoke(ORDER)
+        return ack.life, ack.aborted
+
+    assert machine.loop.run_until_complete(told()) == ("w#1", 2)
+    machine.change = lambda body: body | {"boot_nonce": "2"}
+    assert machine.loop.run_until_complete(told()) == ("w#2", 2)
+
+
+BAD_ACKS: dict[str, Change] = {
+    "of another revision": lambda body: body | {"rev": 2},
+    "of no revision": less("rev"),
+    "with a count below 0": lambda body: body | {"aborted": -1},
+    "with too many tiers": lambda body: body | {"condemned_bytes": {f"t{n}": 1 for n in range(17)}},
+}
+
+
+@pytest.mark.parametrize("name", BAD_ACKS)
+def test_an_ack_that_is_none_counts_as_silence(name: str, machine: Machine) -> None:
+    machine.change = BAD_ACKS[name]
+    with pytest.raises(WorkerLost):
+        machine.loop.run_until_complete(machine.holder.revoke(ORDER))
+
+
+def test_what_is_erased_is_told_for_the_revision_that_was_asked_for(machine: Machine) -> None:
+    erasure = machine.loop.run_until_complete(machine.holder.erased(4))
+    assert (erasure.holder, erasure.rev, erasure.is_done, erasure.blocks) == ("w", 4, True, 3)
+    machine.change = lambda body: body | {"rev": 5}
+    with pytest.raises(WorkerLost):
+        machine.loop.run_until_complete(machine.holder.erased(4))
