@@ -14,10 +14,12 @@ from trunkline.gateway.contracts import ClientError, Refusal
 from trunkline.gateway.strict_json import is_list, is_object
 
 FORBIDDEN = frozenset({
-    "cache_salt", "extra_key", "kv_transfer_params", "mm_hashes", "prompt_embeds", "api_base",
-    "user_config", "token_data", "session_control",
+    "cache_salt", "cache_salt_regions", "extra_key", "kv_transfer_params", "mm_hashes",
+    "prompt_embeds", "api_base", "user_config", "token_data", "session_control",
 })  # fmt: skip
-"""Would let a client name cache entries, workers or addresses. Never taken, at any nesting."""
+"""Would let a client name cache entries, workers or addresses. Never taken, at any nesting, in any
+spelling that `spelling.py` knows.
+"""
 
 REFUSED = frozenset({"chat_template", "chat_template_kwargs"})
 """Would let a client run its own template."""

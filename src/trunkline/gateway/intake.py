@@ -32,6 +32,7 @@ from trunkline.gateway.fields import (
     check_fields,
 )
 from trunkline.gateway.head import RequestHead
+from trunkline.gateway.spelling import spelled
 from trunkline.gateway.strict_json import (
     decode_object,
     has_negative_zero,
@@ -150,24 +151,24 @@ class Intake:
         self, request: InferenceRequest, fields: dict[str, Any], unknown: list[str]
     ) -> frozenset[str]:
         """Take forbidden and unknown fields out of the body; returns what was taken out."""
-        forbidden = FORBIDDEN.intersection(fields)
+        forbidden = spelled(fields, FORBIDDEN)
         refused = REFUSED.intersection(fields)
         if refused:
             name = min(refused)
             raise _bad(name, "is not taken from clients", "forbidden_field")
         if forbidden and self._strict_fields:
-            name = min(forbidden)
+            name = min(forbidden.values())
             raise _bad(name, "is not taken from clients", "forbidden_field")
         others = [name for name in unknown if name not in forbidden and name not in HINTS]
         if others and self._strict_fields:
             shown = quoted(others[0])
             text = f"the field {shown} is not known"
             raise ClientError(Refusal(code="unknown_field", message=text, param=shown[1:-1]))
-        for name in forbidden:
+        for name in forbidden.values():
             self._counters.count_dropped(name)
         for _ in others:
             self._counters.count_dropped("unknown")
-        dropped = forbidden.union(unknown)
+        dropped = frozenset(forbidden).union(unknown)
         if dropped:
             request.body = without(request.body, dropped)
         return dropped
@@ -299,8 +300,9 @@ def find_forbidden(value: Any, depth_left: int) -> str | None:  # any decoded JS
     """A forbidden key anywhere in `value`. The depth was bounded when it was decoded."""
     assert depth_left >= 0, "deeper than the decoder let through"
     if is_object(value):
-        if not FORBIDDEN.isdisjoint(value):
-            return min(FORBIDDEN.intersection(value))
+        meant = spelled(value, FORBIDDEN)
+        if meant:
+            return min(meant.values())
         below = list(value.values())
     elif is_list(value):
         below = value

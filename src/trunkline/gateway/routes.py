@@ -11,6 +11,8 @@ import re
 from enum import Enum
 
 from trunkline.gateway.contracts import ClientError, Refusal, Route
+from trunkline.gateway.fields import FORBIDDEN
+from trunkline.gateway.spelling import meant_by
 
 
 class Local(Enum):
@@ -58,6 +60,8 @@ def route_of(target: bytes) -> Route | Local | None:
     if _PATH.fullmatch(path) is None or (mark and _QUERY.fullmatch(query) is None):
         text = "the request target is not a plain path, without escapes, with an optional query"
         raise ClientError(Refusal(code="invalid_target", message=text))
+    if mark:
+        _check_names(query.decode("ascii"))
     known = _TABLE.get(path)
     if known is not None:
         return known
@@ -65,6 +69,15 @@ def route_of(target: bytes) -> Route | Local | None:
     if path.startswith(b"/v1/") and bare not in _ENGINE_ADMIN and bare not in _TABLE:
         return Route.OTHER
     return None
+
+
+def _check_names(query: str) -> None:
+    """What a body may not say, a query may not. Raises ClientError."""
+    for pair in query.split("&"):
+        meant = meant_by(pair.partition("=")[0], FORBIDDEN)
+        if meant is not None:
+            text = f"{meant} is not taken from clients, in no query either"
+            raise ClientError(Refusal(code="forbidden_field", message=text, param=meant))
 
 
 def allowed_methods(route: Route | Local) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ import msgspec
 
 from trunkline.gateway.answers import quoted
 from trunkline.gateway.contracts import ClientError, Refusal
+from trunkline.gateway.spelling import is_plain, spelled
 
 _DECODER = msgspec.json.Decoder()
 _SLICES = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -95,8 +96,10 @@ class Survey:
             self.quotes += names.count('"')
         if "\0" in names:
             raise _nul()
-        if depth > 1 and not self._forbidden.isdisjoint(node):
-            self.found = min(self._forbidden.intersection(node))
+        if depth > 1 and not (self._forbidden.isdisjoint(node) and is_plain(names)):
+            found = spelled(node, self._forbidden)
+            if found:
+                self.found = min(found.values())
 
     def _values(self, values: Iterable[Any], below: list[Any]) -> None:
         for value in values:
