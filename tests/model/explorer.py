@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -23,6 +24,18 @@ def explore(
     is_bad: Callable[[State], bool],
 ) -> Explored[State]:
     """All states that `steps` (name and successor) reach from `initial`; ends at a bad one."""
+    gc.disable()  # nothing here is a cycle, and a million tuples are slow to look through
+    try:
+        return _explored(initial, steps, is_bad)
+    finally:
+        gc.enable()
+
+
+def _explored(
+    initial: State,
+    steps: Callable[[State], Iterable[tuple[str, State]]],
+    is_bad: Callable[[State], bool],
+) -> Explored[State]:
     came_from: dict[State, tuple[State, str] | None] = {initial: None}
     frontier = [initial]
     while frontier:
