@@ -50,6 +50,8 @@ class Stream:
 
     def unread_count(self) -> int:
         """Bytes that have reached this machine's socket and were not read yet."""
+        if self.link.fileno() < 0:
+            return 0  # read to its end, and closed
         told = fcntl.ioctl(self.link, termios.FIONREAD, bytes(4))
         return struct.unpack("i", told)[0]
 
