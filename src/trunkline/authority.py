@@ -75,19 +75,24 @@ class Tenants:
     def publish(self, publics: PublicPrefixes, core: Core) -> None:
         """Let the data plane know what is registered, now and whenever that changes."""
 
+        last: list[object] = [None]
+
         def take_in(book: Book) -> None:
+            if book.publics is last[0]:
+                return  # most changes are to something else
+            last[0] = book.publics
             model = core.identity(1)
-            prefixes = [
-                prefix_of(record, model)
-                for record in book.publics.values()
-                if len(record.approvers) >= APPROVERS_NEEDED and not record.is_withdrawn
-            ]
-            try:
-                known = PublicBook(prefixes)
-            except ValueError as error:
-                self.log.error("public.too_many", why=str(error), meaning="none is shared")
-                known = PublicBook()
-            publics.swap(known)
+            known: list[PublicPrefix] = []
+            for record in book.publics.values():
+                if len(record.approvers) < APPROVERS_NEEDED or record.is_withdrawn:
+                    continue
+                try:
+                    PublicBook([*known, prefix := prefix_of(record, model)])
+                except ValueError as error:
+                    self.log.error("public.left_out", prefix=record.name, why=str(error))
+                else:
+                    known.append(prefix)
+            publics.swap(PublicBook(known))
 
         take_in(self.registry.book)
         self.registry.subscribe(lambda committed: take_in(committed.book))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from trunkline.assembly import Core
 from trunkline.authority import Tenants
 from trunkline.gateway.contracts import InferenceRequest
-from trunkline.gateway.fair_line import FairPicker
+from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.filler import Filler, FillerParts
 from trunkline.gateway.metrics import Sample
 from trunkline.gateway.publics import PublicPrefixes
@@ -30,8 +30,10 @@ class TenantSide:
         publics: PublicPrefixes,
         renew: Callable[[InferenceRequest], None],
         post: Post,
+        max_wait_ms: float,
         log: EventLog,
     ) -> None:
+        """`max_wait_ms`: who waits longer for a turn is refused, before the data plane ends it."""
         self._tenants = tenants
         self._namespaces = core.namespaces
         self._publics = publics
@@ -39,6 +41,7 @@ class TenantSide:
             core.picker,
             fleet=core.fleet,
             clock=tenants.clock,
+            limits=LineLimits(max_wait_ms=max_wait_ms),
             allowance=tenants.allowance,
             renew=renew,
         )
@@ -62,7 +65,10 @@ class TenantSide:
         yield Sample("rate_limited_total", tenants.allowance.refused_requests, ("requests",))
         yield Sample("rate_limited_total", tenants.allowance.refused_tokens, ("tokens",))
         yield Sample("line_waiting", line.waiting_count)
-        yield Sample("line_refused_total", line.accounts.refused)
+        yield Sample("line_ended_total", line.accounts.released, ("sent",))
+        yield Sample("line_ended_total", line.accounts.refused, ("refused",))
+        yield Sample("line_ended_total", line.accounts.timed_out, ("timed-out",))
+        yield Sample("line_ended_total", line.accounts.left, ("client-gone",))
         yield Sample("line_waited_seconds_total", line.accounts.waited_ms / 1_000.0)
         yield Sample("registry_revision", tenants.registry.rev)
         yield Sample("registry_lost_revisions", tenants.registry.lost_revisions)

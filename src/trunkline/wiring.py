@@ -89,7 +89,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         )
         core = build_core(config, clock, authority)
         authority.know_fleet(core, clock)
-        side = _tenant_side(core, authority)
+        side = _tenant_side(config, core, authority)
         parts = _member_parts(config, core, clock, context)
         parts.holdings = authority.tenants.holdings if authority.tenants else None
         membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
@@ -239,7 +239,7 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
     return assemble(config, given)
 
 
-def _tenant_side(core: Core, authority: Authority) -> TenantSide | None:
+def _tenant_side(config: Config, core: Core, authority: Authority) -> TenantSide | None:
     """What there is only where tenants are kept apart; None for one tenant."""
     from trunkline import observe
     from trunkline.control.probe import post
@@ -254,6 +254,7 @@ def _tenant_side(core: Core, authority: Authority) -> TenantSide | None:
         publics=core.namespaces.publics,
         renew=authority.tenancy.renew,
         post=post,
+        max_wait_ms=0.95 * config.upstream.first_byte_timeout_ms,
         log=observe.log,
     )
 

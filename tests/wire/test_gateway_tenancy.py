@@ -15,6 +15,7 @@ from scripted import (
     Running,
     answering,
     event,
+    get,
     in_two,
     json_answer,
     post,
@@ -25,6 +26,7 @@ from scripted import (
     worker,
 )
 
+from trunkline.config import LimitsConfig
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
 from trunkline.core.principals import Principal
@@ -269,3 +271,49 @@ async def test_an_open_gateway_offers_no_scopes_and_says_so() -> None:
         assert (reply.status, reply.error["code"]) == (400, "scope_not_available")
         reply = await gateway.ask(post(extra="x-cache-scope: org\r\n"))
         assert (reply.status, reply.error["code"]) == (403, "scope_widening")
+
+
+@wire
+async def test_a_revoked_tenant_is_not_told_the_models_either() -> None:
+    held = tenancy(Lease())
+    async with (
+        worker(answering(json_answer())) as w,
+        running(FixedPicker(w), tenancy=held) as gateway,
+    ):
+        asking = get("/v1/models", "authorization: Bearer alice\r\n")
+        assert (await gateway.ask(asking)).status == 200
+        revoke(gateway, held)
+        reply = await gateway.ask(asking)
+        assert (reply.status, reply.error["code"]) == (403, "access_revoked")
+        other = await gateway.ask(get("/v1/models", "authorization: Bearer other\r\n"))
+        assert other.status == 200
+
+
+@wire
+async def test_a_tenant_that_takes_all_there_is_leaves_room_for_one_that_takes_little() -> None:
+    limits = LimitsConfig(max_concurrent_requests=16)
+    async with (
+        worker(staying(SSE_HEAD + event("on"))) as w,
+        running(FixedPicker(w), tenancy=tenancy(Lease()), limits=limits) as gateway,
+    ):
+        clients = [await gateway.client() for _ in range(14)]
+        for client in clients:
+            await client.send(of("alice"))
+            await client.reader.readuntil(b"on")
+        refused = await gateway.ask(of("alice"))
+        assert (refused.status, refused.error["code"]) == (429, "busy")
+
+        late = [await gateway.client() for _ in range(2)]
+        for client in late:
+            await client.send(of("other"))
+            await client.reader.readuntil(b"on")
+        full = await gateway.ask(of("other"))
+        assert full.status == 429, "the bound of all holds for everybody"
+
+        for client in (*clients, *late):
+            client.close()
+        await gateway.settled()
+        again = await gateway.client()
+        await again.send(of("alice"))
+        await again.reader.readuntil(b"on")
+        again.close()

@@ -50,7 +50,7 @@ class Ledger:
         """
         if not log.widens(change):
             rev = await self._registry.commit(change, intent)
-            return Recorded(rev=rev, is_audited=await self.catch_up())
+            return Recorded(rev=rev, is_audited=await self._is_recorded())
         if not await self.catch_up():
             raise AuditDown("the audit log does not take what came before: nothing may be granted")
         await self._audit.write(self._wanted(log.name_of(change), _target(change), intent))
@@ -61,7 +61,14 @@ class Ledger:
             event = _event(Kind.OUTCOME, action, intent, result="refused", reason=str(error))
             await self._audit.note(event)
             raise
-        return Recorded(rev=rev, is_audited=await self.catch_up())
+        return Recorded(rev=rev, is_audited=await self._is_recorded())
+
+    async def _is_recorded(self) -> bool:
+        """Whether what is in force has its record. That it cannot be said is no reason to fail."""
+        try:
+            return await self.catch_up()
+        except RegistryDown:
+            return False
 
     async def catch_up(self) -> bool:
         """Make the records that are missing; whether none is. Raises RegistryDown."""

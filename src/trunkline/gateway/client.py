@@ -119,6 +119,7 @@ class ClientConnection(asyncio.Protocol):
 
     def exchange_over(self, result: Result) -> None:
         self._exchange = None
+        self._front.end(self._principal)
         self._log(result)
         if self._state is CLOSED:
             return
@@ -347,7 +348,7 @@ class ClientConnection(asyncio.Protocol):
             self._answer(self._front.local_answer(route, self._principal))
             return
         try:
-            if self._front.is_full():
+            if self._front.is_full(self._principal):
                 raise Busy("too many requests are in flight")
             request = self._front.intake.request(head, route, body, self._request_id)
             self._front.admit_request(self._principal, head.headers, request)
@@ -357,6 +358,7 @@ class ClientConnection(asyncio.Protocol):
             self._answer(answer)
             return
         self._state = BUSY
+        self._front.begin(self._principal)
         self._exchange = Exchange(self._front.line, self, request, head.headers)
         self._exchange.start()
 

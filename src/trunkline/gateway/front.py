@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +19,7 @@ import msgspec
 from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
 from trunkline.core.principals import Principal
 from trunkline.errors import NoWorker
-from trunkline.gateway.answers import Answer, unknown_model
+from trunkline.gateway.answers import Answer, refused, unknown_model
 from trunkline.gateway.claims import wished_scope
 from trunkline.gateway.client import ClientConnection
 from trunkline.gateway.contracts import (
@@ -42,6 +43,10 @@ SWEEP_MS = 250
 LAST_WORDS_S = 0.25
 """How long a client may take to fetch the error that ends its stream."""
 _BACKLOG = 4_096
+UNRESERVED = 7 / 8
+"""The share of `max_concurrent_requests` that one tenant alone may have: the rest is kept for those
+who ask for little.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,8 @@ class Front:
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
         self.is_draining = False
+        self._running: Counter[str] = Counter()
+        """Requests by tenant; those who have none are not in it."""
         self.port = 0
         """Where it listens, as the kernel chose; 0 before that."""
         self.counters = Counters()
@@ -177,11 +184,27 @@ class Front:
         if not self._clients:
             self._quiet.set()
 
-    def is_full(self) -> bool:
-        """Work for a client that left counts until it has ended."""
-        counters = self.counters
+    def is_full(self, principal: Principal) -> bool:
+        """Whether there is no room for one more of this caller's tenant. Work for a client that
+        left counts until it has ended; of the reserve, only those have any who have less than an
+        equal share of all.
+        """
+        counters, limit = self.counters, self.limits.max_concurrent_requests
         busy_count = counters.active_requests + counters.late_picks
-        return busy_count >= self.limits.max_concurrent_requests
+        if busy_count < limit * UNRESERVED or self._parts.tenancy is None:
+            return busy_count >= limit
+        running = self._running
+        share = limit / (len({*running, principal.tenant}) + 1)  # one more may come
+        return busy_count >= limit or running[principal.tenant] >= share
+
+    def begin(self, principal: Principal) -> None:
+        """One more request of this tenant runs, until `end`."""
+        self._running[principal.tenant] += 1
+
+    def end(self, principal: Principal) -> None:
+        self._running[principal.tenant] -= 1
+        if not self._running[principal.tenant]:
+            del self._running[principal.tenant]
 
     def principal(self, headers: dict[bytes, bytes], source: str) -> Principal:
         """Who is asking. Raises ClientError."""
@@ -226,7 +249,7 @@ class Front:
     def local_answer(self, local: Local, principal: Principal) -> Answer:
         match local:
             case Local.MODELS:
-                return Answer(status=200, body=self._parts.models(principal))
+                return self._models(principal)
             case Local.HEALTH | Local.LIVENESS:
                 return Answer(status=200, body=b'{"status":"ok"}')
             case Local.VERSION:
@@ -235,6 +258,15 @@ class Front:
                 )
             case Local.READINESS:
                 return self._readiness()
+
+    def _models(self, principal: Principal) -> Answer:
+        try:
+            if self._parts.tenancy is not None:
+                self._parts.tenancy.require_access(principal)
+        except ClientError as error:
+            self.counters.count_refusal(error.refusal.code)
+            return refused(error.refusal, self.new_request_id())
+        return Answer(status=200, body=self._parts.models(principal))
 
     def _readiness(self) -> Answer:
         seen = self._parts.readiness()

@@ -155,6 +155,13 @@ class Tenancy:
             Asked(principal=principal, model=request.model, wish=wish, session=known)
         )
 
+    def require_access(self, principal: Principal) -> None:
+        """Raises ClientError where the caller was revoked, whatever it asks for."""
+        try:
+            self._table.admit(principal, "")
+        except PermissionError as error:
+            raise _forbidden(None, error) from error
+
     def renew(self, request: InferenceRequest) -> None:
         """A request that waited is sent under the table and the lease of now, not those of when it
         came. Raises ClientError for what is barred by now.
@@ -284,8 +291,8 @@ def _may_use(principal: Principal, model: str, served: str, adapter: str) -> boo
     return bool(adapter) and principal.may_use_model(served) and principal.may_use_adapter(adapter)
 
 
-def _forbidden(asked: Asked, error: PermissionError) -> ClientError:
-    if asked.wish is not None and "wider" in str(error):
+def _forbidden(asked: Asked | None, error: PermissionError) -> ClientError:
+    if asked is not None and asked.wish is not None and "wider" in str(error):
         text = "x-cache-scope may only narrow sharing: user, session or none"
         return ClientError(Refusal(status=403, code="scope_widening", message=text))
     text = "access was revoked; ask your operator"
