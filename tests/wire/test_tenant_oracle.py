@@ -75,7 +75,7 @@ ASKS: dict[str, Ask] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("act", ASKS)
 def test_foreign_and_made_up_names_take_the_same_time(act: str, tmp_path: Path) -> None:
     """AUC over the handler's own time, both arms mixed; 0.52 is the bar, 0.511 its noise."""
