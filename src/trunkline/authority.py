@@ -22,7 +22,7 @@ from trunkline.control.book import PublicPrefix as Registered
 from trunkline.core.claims import TenantPolicy
 from trunkline.core.freshness import LeaseGrants
 from trunkline.core.identity import ModelIdentity, ScopeKind
-from trunkline.core.principals import Principal
+from trunkline.core.principals import WIDTHS, Principal
 from trunkline.core.publics import PublicBook, PublicPrefix
 from trunkline.errors import ConfigError, RegistryDown
 from trunkline.gateway.authenticate import Authenticator, Credentials, OpenDoor, StaticKey
@@ -352,8 +352,9 @@ class Policies:
         if principal.tenant not in self._book.tenants:
             return principal
         default = self._book.default_scope(principal.tenant)
-        is_own = principal.default_scope in (ScopeKind.USER, ScopeKind.SESSION, ScopeKind.NONE)
-        if is_own and _width(principal.default_scope) > _width(default):
+        own = principal.default_scope
+        is_own = own is not ScopeKind.TENANT  # which is what a key has that says nothing
+        if is_own and WIDTHS.index(own) > WIDTHS.index(default):
             return principal
         return replace(principal, default_scope=default)
 
@@ -376,13 +377,6 @@ class Policies:
         return TenantPolicy(
             org=org_id, tenant=tenant_id, default_scope=book.default_scope(tenant_id)
         )
-
-
-_WIDTHS = (ScopeKind.ORG, ScopeKind.TENANT, ScopeKind.USER, ScopeKind.SESSION, ScopeKind.NONE)
-
-
-def _width(kind: ScopeKind) -> int:
-    return _WIDTHS.index(kind)
 
 
 def _tenancy(

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from trunkline.adapters.durable import sync_directory
 from trunkline.core.audit import (
     MAX_LINE_BYTES,
     Checkpoint,
@@ -192,7 +193,7 @@ class SegmentFiles:
         path = self._directory / _file_name(segment.first_seq)
         assert path != self._path or self._fd < 0
         path.unlink(missing_ok=True)
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
 
     def set_aside(self) -> Head:
         """Keep what is here as evidence, out of the way."""
@@ -203,7 +204,7 @@ class SegmentFiles:
         aside.mkdir(mode=0o700)
         for path in segment_paths(self._directory):
             path.rename(aside / path.name)
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
         return self.open()
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class SegmentFiles:
     def _drop_empty(self, segments: list[Path]) -> None:
         """A segment whose first line never became whole is none."""
         segments[-1].unlink()
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
         if len(segments) > 1:
             self._resume(segments[:-1])
 
@@ -262,7 +263,7 @@ class SegmentFiles:
         self._path = path
         self._lines = []
         self._first_seq = seq
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
 
     def _finish_segment(self) -> None:
         os.fchmod(self._fd, 0o400)
@@ -307,7 +308,7 @@ class CheckpointFile:
         finally:
             os.close(fd)
         if is_new:
-            _sync_directory(self.path.parent)
+            sync_directory(self.path.parent)
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         try:
@@ -398,11 +399,3 @@ def _write_all(fd: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -14,6 +14,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from trunkline.adapters.durable import write_new
+
 SEED_BYTES = 32
 
 
@@ -58,13 +60,13 @@ class Ed25519Signer:
         """
         try:
             if not path.exists():
-                _write(path, os.urandom(SEED_BYTES).hex(), 0o600)
+                write_new(path, os.urandom(SEED_BYTES).hex(), 0o600)
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise ValueError(f"others may read it; remedy: chmod 600 {path}")
             signer = cls(bytes.fromhex(path.read_text("ascii").strip()))
             public_path = path.with_name(path.name + ".pub")
             if not public_path.exists():
-                _write(public_path, signer.public_key.hex(), 0o644)
+                write_new(public_path, signer.public_key.hex(), 0o644)
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} cannot be used as a signing key: {error}") from error
         return signer
@@ -74,12 +76,3 @@ class Ed25519Signer:
 
     def is_signed(self, message: bytes, signature: bytes) -> bool:
         return self._check.is_signed(message, signature)
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        os.write(fd, (text + "\n").encode("ascii"))
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from trunkline.adapters.durable import sync_directory
 from trunkline.ports.store import StoreBroken, StoreConflict, StoreDown, StoreTaken
 
 APPLICATION_ID = 0x74726B6C  # "trkl"
@@ -204,7 +205,7 @@ class SqliteLog:
         finally:
             os.close(fd)
         os.replace(fresh, self._mark_path)
-        _sync_directory(self._mark_path.parent)
+        sync_directory(self._mark_path.parent)
 
 
 def _take_lock(path: Path) -> int:
@@ -227,7 +228,7 @@ def _take_lock(path: Path) -> int:
 def _open_database(path: Path, max_pages: int | None) -> sqlite3.Connection:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise StoreDown(f"{path}: {error.strerror}") from error
     database: sqlite3.Connection | None = None
@@ -271,14 +272,6 @@ def _prepare(database: sqlite3.Connection, path: Path, max_pages: int | None) ->
 def _close(database: sqlite3.Connection | None) -> None:
     if database is not None:
         database.close()
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _chained(previous: bytes, rev: int, record: bytes) -> bytes:

@@ -14,6 +14,7 @@ import socket
 import stat
 from pathlib import Path
 
+from trunkline.adapters.durable import write_new
 from trunkline.errors import ConfigError
 
 _SECRET_BYTES = 32
@@ -55,7 +56,7 @@ class StateDir:
         path = self._secrets / f"{name}.key"
         try:
             if not path.exists():
-                _write_new(path, os.urandom(_SECRET_BYTES).hex())
+                write_new(path, os.urandom(_SECRET_BYTES).hex(), 0o600)
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise ConfigError(f"others may read {path}; remedy: chmod 600 {path}")
             secret = bytes.fromhex(path.read_text("ascii").strip())
@@ -77,17 +78,3 @@ def boot_id() -> str:
         return _BOOT_ID.read_text("ascii").strip()
     except OSError:
         return "unknown"
-
-
-def _write_new(path: Path, text: str) -> None:
-    """Whole or not at all, and never over what is there."""
-    draft = path.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(fd, text.encode("ascii"))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.link(draft, path)  # fails where another process was first
-    draft.unlink()

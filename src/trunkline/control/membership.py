@@ -9,10 +9,9 @@ said live on in the next. Read `member.py` for one worker, `engine.py` for what 
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import Self
 
 from trunkline.control.member import Member, MemberParts
+from trunkline.control.supervised import Supervised
 from trunkline.control.views import Heartbeat, MemberView, WorkerSpec
 from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.leases import LeaseTable
@@ -23,31 +22,16 @@ MAX_WORKERS = 4_096
 """Most workers of one gateway; one more is refused with a clear error (C40)."""
 
 
-class Membership:
+class Membership(Supervised):
     """The workers of one gateway. An async context manager: leaving it ends all their tasks."""
 
     def __init__(self, parts: MemberParts, *, heartbeat_ttl_ms: float) -> None:
+        super().__init__()
         self._parts = parts
         self._members: dict[str, Member] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._lives: dict[str, asyncio.Task[None]] = {}
         self._leases = LeaseTable()
         self._heartbeat_ttl_ms = heartbeat_ttl_ms
-        self._group = asyncio.TaskGroup()
-
-    async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        # Not told of the body's error, which goes through as it is and not in a group of one.
-        await self._group.__aexit__(None, None, None)
 
     def add(self, spec: WorkerSpec) -> str:
         """Take a worker in; its name. What is here already with the same spec stays as it is (C10).
@@ -61,10 +45,10 @@ class Membership:
             raise ConfigError(f"{spec.name}: {MAX_WORKERS} workers are here, no more are taken")
         self.remove(spec.name)
         if self._parts.holdings is not None:
-            self._parts.holdings.begin(spec.name, spec.endpoint)
+            self._parts.holdings.add(spec.name, spec.endpoint)
         member = Member(spec, self._parts)
         self._members[spec.name] = member
-        self._tasks[spec.name] = self._group.create_task(member.live(), name=f"worker {spec.name}")
+        self._lives[spec.name] = self.begin(member.live(), f"worker {spec.name}")
         return spec.name
 
     def remove(self, name: str) -> bool:
@@ -72,9 +56,9 @@ class Membership:
         member = self._members.pop(name, None)
         if member is None:
             return False
-        self._tasks.pop(name).cancel()
+        self._lives.pop(name).cancel()
         if self._parts.holdings is not None:
-            self._parts.holdings.end(name)
+            self._parts.holdings.remove(name)
         workers = list(member.workers)
         member.leave()
         for worker in workers:

@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
@@ -32,6 +31,7 @@ from trunkline.control.receipts import (
     weakest_erase,
     weakest_fence,
 )
+from trunkline.control.supervised import Supervised
 from trunkline.core.epochs import EpochTable, Subject
 from trunkline.core.freshness import Fencing, LeaseGrants, Order, Verb
 from trunkline.core.records import Instant
@@ -150,33 +150,22 @@ class _Running:
         self.has_acked.set()
 
 
-class Revoker:
+class Revoker(Supervised):
     """Carries revocations out. An async context manager: leaving it ends what is followed."""
 
     def __init__(self, parts: RevokerParts) -> None:
+        super().__init__()
         self._parts = parts
         self.receipts = ReceiptBook()
         self.outbox = Outbox(parts.log)
         self._commits = asyncio.Lock()
         self._running_count = 0
         self._followed: list[_Running] = []
-        self._group = asyncio.TaskGroup()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        self._spawn(self.outbox.run(), "audit outbox")
+        await super().__aenter__()
+        self.begin(self.outbox.run(), "audit outbox")
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await self._group.__aexit__(None, None, None)
 
     async def invalidate(self, subject: Subject, intent: Intent) -> Receipt:
         """Make what is cached of `subject` unreachable; who runs finishes. Raises as `revoke`."""
@@ -213,7 +202,7 @@ class Revoker:
         """What `work` returns or raises. It is not cancelled with the caller."""
         self._running_count += 1
         result: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        self._spawn(self._settle(work, result), "revocation")
+        self.begin(self._settle(work, result), "revocation")
         return await asyncio.shield(result)
 
     async def _settle(
@@ -286,7 +275,7 @@ class Revoker:
                 task.cancel()
         for holder in holders:
             name = f"revision {running.order.rev} at {holder.name}"
-            running.tasks.append(self._spawn(self._serve(holder, running), name))
+            running.tasks.append(self.begin(self._serve(holder, running), name))
 
     async def _serve(self, holder: Holder, running: _Running) -> None:
         until = Instant(self._parts.clock.now() + FOLLOW_MS)
@@ -320,12 +309,6 @@ class Revoker:
             yield
             await asyncio.sleep(pause_ms / 1_000.0)
             pause_ms = min(2.0 * pause_ms, _LONGEST_PAUSE_MS)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = self._group.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _receipt(running: _Running, holders: Sequence[Holder], ms: float) -> Receipt:

@@ -21,17 +21,15 @@ from typing import Any, TypeAlias
 
 from trunkline.core.credentials import Credential, CredentialProblem, is_name
 from trunkline.core.identity import ScopeKind
-from trunkline.core.principals import Principal, Role
+from trunkline.core.principals import WIDTHS, Principal, Role
 
 MAX_LIFE_MS = 15 * 60 * 1_000
 LEEWAY_MS = 30_000
 MAX_SCOPE_CHARS = 2_048
 _MAX_TIME_S = 1 << 40
 
-_WIDTH = (ScopeKind.ORG, ScopeKind.TENANT, ScopeKind.USER, ScopeKind.SESSION, ScopeKind.NONE)
-"""From wide to narrow."""
 _ROLES = {role.value: role for role in Role}
-_CACHES = {f"cache:{kind.value}": kind for kind in _WIDTH}
+_CACHES = {f"cache:{kind.value}": kind for kind in WIDTHS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,7 @@ class TenantPolicy:
     """Tokens of another key epoch are refused: raising it ends all that were given out before."""
 
     def __post_init__(self) -> None:
-        if self.default_scope not in _WIDTH:
+        if self.default_scope not in WIDTHS:
             raise ValueError(f"no tenant has {self.default_scope.value} as its scope")
 
 
@@ -145,7 +143,7 @@ def granted(claims: TokenClaims, policy: TenantPolicy | None) -> Credential | Cr
         adapters=_common(claims.adapters, policy.adapters),
         key_class=policy.key_class,
         quota_class=policy.quota_class,
-        default_scope=max(wished, policy.default_scope, key=_WIDTH.index),
+        default_scope=max(wished, policy.default_scope, key=WIDTHS.index),
     )
     return Credential(
         principal=principal,
@@ -184,7 +182,7 @@ def _scope_of(scope: Any) -> _Asked | None:  # Any: decoded JSON
     if None in caches or "" in models | adapters:
         return None
     roles = frozenset(_ROLES[word] for word in words if word in _ROLES)
-    narrowest = max((kind for kind in caches if kind), key=_WIDTH.index, default=None)
+    narrowest = max((kind for kind in caches if kind), key=WIDTHS.index, default=None)
     return roles or frozenset({Role.TENANT_USER}), models or None, adapters or None, narrowest
 
 

@@ -65,8 +65,8 @@ class Principal:
         return not name or self.adapters is None or name in self.adapters
 
 
-# From wide to narrow; a request can only go to the right.
-_WIDTH = (ScopeKind.ORG, ScopeKind.TENANT, ScopeKind.USER, ScopeKind.SESSION, ScopeKind.NONE)
+WIDTHS = (ScopeKind.ORG, ScopeKind.TENANT, ScopeKind.USER, ScopeKind.SESSION, ScopeKind.NONE)
+"""Scopes from wide to narrow: a request can only go to the right. `PUBLIC` is beside them."""
 
 
 def narrowed(principal: Principal, wish: ScopeKind | None, session: str) -> Scope | None:
@@ -77,7 +77,7 @@ def narrowed(principal: Principal, wish: ScopeKind | None, session: str) -> Scop
     for one that this principal has no part for (a user, a session).
     """
     kind = principal.default_scope if wish is None else wish
-    if kind is ScopeKind.PUBLIC or _WIDTH.index(kind) < _WIDTH.index(principal.default_scope):
+    if kind is ScopeKind.PUBLIC or WIDTHS.index(kind) < WIDTHS.index(principal.default_scope):
         raise PermissionError(f"scope {kind.value} is wider than {principal.default_scope.value}")
     if kind is ScopeKind.NONE:
         return None
