@@ -13,29 +13,27 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trunkline.control.book import APPROVERS_NEEDED
-from trunkline.control.book import PublicPrefix as Registered
-from trunkline.core.claims import TenantPolicy
 from trunkline.core.freshness import LeaseGrants
-from trunkline.core.identity import ModelIdentity, ScopeKind
-from trunkline.core.principals import WIDTHS, Principal
+from trunkline.core.principals import Principal
 from trunkline.core.publics import PublicBook, PublicPrefix
 from trunkline.errors import ConfigError, RegistryDown
 from trunkline.gateway.authenticate import Authenticator, Credentials, OpenDoor, StaticKey
 from trunkline.gateway.contracts import EVERYBODY
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.gateway.tenancy import Tenancy
+from trunkline.tenant_policies import Policies, prefix_of
 
 if TYPE_CHECKING:
     from trunkline.adapters.jwt_tokens import JwtTokens
     from trunkline.adapters.state_dir import StateDir
     from trunkline.administration import Administration
     from trunkline.assembly import Core
-    from trunkline.config import AuthConfig, Config
+    from trunkline.config import Config
     from trunkline.control.audit import AuditLog
     from trunkline.control.audit_reader import AuditReader
     from trunkline.control.book import Book, Quota
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from trunkline.control.receipts import HolderAck
     from trunkline.control.registry import Committed, Registry
     from trunkline.control.revocation import Revoker
+    from trunkline.core.credentials import SecretHash
     from trunkline.core.freshness import Order
     from trunkline.gateway.allowance import Allowance
     from trunkline.gateway.front import Front
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from trunkline.ports.clock import Clock
 
 LEDGER_BEAT_S = 1.0
-MAX_POLICIES = 65_536
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +58,6 @@ class Tenants:
     """What there is only where tenants are kept apart."""
 
     registry: Registry
-    ledger: Ledger
     audit: AuditLog
     revoker: Revoker
     holdings: Holdings
@@ -96,23 +93,6 @@ class Tenants:
 
         take_in(self.registry.book)
         self.registry.subscribe(lambda committed: take_in(committed.book))
-
-
-def prefix_of(record: Registered, model: ModelIdentity) -> PublicPrefix:
-    """A registration as the data plane has it; what it leaves open is that of the served model."""
-    return PublicPrefix(
-        public_id=record.public_id,
-        owner=record.owner,
-        approvers=(record.approvers[0], record.approvers[1]),
-        tokens=record.tokens,
-        audience=record.audience,
-        model_id=record.model_id,
-        weights_digest=record.weights_digest,
-        tokenizer_digest=record.tokenizer_digest or model.tokenizer_digest,
-        template_digest=record.template_digest or model.template_digest,
-        not_after_ms=record.not_after_ms,
-        reason=record.reason or record.name,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,124 +149,163 @@ async def open_authority(
 
     state = StateDir(_state_path(config.auth.state_dir))
     async with AsyncExitStack() as stack:
-        yield await _with_tenants(stack, config, clock, state, root_key, log)
+        ground = _Ground(stack=stack, config=config, clock=clock, state=state, log=log)
+        yield await _with_tenants(ground, root_key)
 
 
-async def _with_tenants(
-    stack: AsyncExitStack,
-    config: Config,
-    clock: Clock,
-    state: StateDir,
-    root_key: bytes,
-    log: EventLog,
-) -> Authority:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What everything below is opened on, and closed with."""
+
+    stack: AsyncExitStack
+    config: Config
+    clock: Clock
+    state: StateDir
+    log: EventLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Door:
+    """Who may come in."""
+
+    credentials: Credentials
+    policies: Policies
+    allowance: Allowance
+    tenancy: Tenancy
+    hash_secret: SecretHash
+
+
+async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     from trunkline.administration import Administration, AdministrationParts
-    from trunkline.control.holders import HolderParts
-    from trunkline.control.holdings import Holdings
     from trunkline.control.ledger import Ledger
-    from trunkline.control.probe import fetch, post
-    from trunkline.control.revocation import Revoker, RevokerParts
+
+    # First, since it remembers how far the registry had come: a restored backup is behind it.
+    audit, reader = await _open_audit(ground)
+    registry = await _open_registry(ground, audit.audited_rev)
+    ledger = Ledger(registry, audit)
+    door = await _open_door(ground, registry.book)
+    here = LocalHolder(door.tenancy)
+    grants = LeaseGrants(ground.clock.boot(), has_earlier_life=registry.rev > 0)
+    holdings = await _open_holdings(ground, registry, grants)
+    revoker = await _open_revoker(ground, registry, ledger, grants, holdings, here)
+
+    def take_in(committed: Committed) -> None:
+        door.policies.swap(committed.book)
+        door.credentials.swap(committed.book.keys)
+        door.tenancy.swap(committed.book.table)
+        grants.raise_floor(committed.book.table.changed_rev)
+        holdings.renew()
+
+    door.tenancy.swap(registry.table)
+    registry.subscribe(take_in)
+    beat = asyncio.create_task(_keep_ledger(ledger, ground.log))
+    ground.stack.callback(beat.cancel)
+    administration = Administration(
+        AdministrationParts(
+            registry=registry,
+            ledger=ledger,
+            revoker=revoker,
+            audit=audit,
+            reader=reader,
+            credentials=door.credentials,
+            clock=ground.clock,
+            hash_secret=door.hash_secret,
+            draw=secrets.token_bytes,
+        )
+    )
+    return Authority(
+        tenancy=door.tenancy,
+        authenticator=door.credentials,
+        root_key=root_key or ground.state.secret("root"),
+        tenants=Tenants(
+            registry=registry,
+            audit=audit,
+            revoker=revoker,
+            holdings=holdings,
+            credentials=door.credentials,
+            policies=door.policies,
+            here=here,
+            allowance=door.allowance,
+            clock=ground.clock,
+            log=ground.log,
+            administration=administration,
+        ),
+    )
+
+
+async def _open_door(ground: _Ground, book: Book) -> _Door:
     from trunkline.core.credentials import secret_hash_under
     from trunkline.gateway.allowance import Allowance
 
-    # First, since it remembers how far the registry had come: a restored backup is behind it.
-    audit, reader = await _open_audit(stack, config.auth, state, clock, log)
-    registry = await _open_registry(stack, state, clock, log, audit.audited_rev)
-    ledger = Ledger(registry, audit)
-    policies = Policies(registry.book)
-    hash_secret = secret_hash_under(state.secret("pepper"))
+    config, clock = ground.config, ground.clock
+    policies = Policies(book)
+    hash_secret = secret_hash_under(ground.state.secret("pepper"))
     credentials = Credentials(
-        book=registry.book.keys,
+        book=book.keys,
         hash_secret=hash_secret,
         clock=clock,
-        tokens=await _open_tokens(stack, config.auth, clock, policies, log),
+        tokens=await _open_tokens(ground, policies),
     )
-
-    def who(authorization: bytes, source: str) -> Principal:
-        return policies.applied(credentials.principal(authorization, source))
-
     allowance = Allowance(
         policies.allowance_of,
         clock,
         default_tokens_per_s=config.limits.rate_limit_tokens_per_second or None,
     )
-    tenancy = _tenancy(who, state.secret("session"), allowance)
-    here = LocalHolder(tenancy)
-    grants = LeaseGrants(clock.boot(), has_earlier_life=registry.rev > 0)
-    holdings = await stack.enter_async_context(
-        Holdings(
-            HolderParts(
-                table=lambda: registry.table,
-                grants=grants,
-                fetch=fetch,
-                post=post,
-                clock=clock,
-                log=log,
-            )
-        )
-    )
-    revoker = await stack.enter_async_context(
-        Revoker(
-            RevokerParts(
-                registry=registry,
-                grants=grants,
-                holders=holdings.all,
-                here=here,
-                audit=ledger,
-                clock=clock,
-                log=log,
-            )
-        )
-    )
 
-    def take_in(committed: Committed) -> None:
-        policies.swap(committed.book)
-        credentials.swap(committed.book.keys)
-        tenancy.swap(committed.book.table)
-        grants.raise_floor(committed.book.table.changed_rev)
-        holdings.renew()
+    def who(authorization: bytes, source: str) -> Principal:
+        return policies.applied(credentials.principal(authorization, source))
 
-    tenancy.swap(registry.table)
-    registry.subscribe(take_in)
-    if not len(registry.book.keys) and not config.auth.jwt_issuer:
-        log.warning(
+    if not len(book.keys) and not config.auth.jwt_issuer:
+        ground.log.warning(
             "keys.none",
             meaning="nobody can be served yet",
             remedy="trunkline keys create --tenant NAME --create-tenant; --auth off asks nobody",
         )
-    beat = asyncio.create_task(_keep_ledger(ledger, log))
-    stack.callback(beat.cancel)
-    return Authority(
-        tenancy=tenancy,
-        authenticator=credentials,
-        root_key=root_key or state.secret("root"),
-        tenants=Tenants(
-            registry=registry,
-            ledger=ledger,
-            audit=audit,
-            revoker=revoker,
-            holdings=holdings,
-            credentials=credentials,
-            policies=policies,
-            here=here,
-            allowance=allowance,
-            clock=clock,
-            log=log,
-            administration=Administration(
-                AdministrationParts(
-                    registry=registry,
-                    ledger=ledger,
-                    revoker=revoker,
-                    audit=audit,
-                    reader=reader,
-                    credentials=credentials,
-                    clock=clock,
-                    hash_secret=hash_secret,
-                    draw=secrets.token_bytes,
-                )
-            ),
-        ),
+    return _Door(
+        credentials=credentials,
+        policies=policies,
+        allowance=allowance,
+        tenancy=_tenancy(who, ground.state.secret("session"), allowance),
+        hash_secret=hash_secret,
     )
+
+
+async def _open_holdings(ground: _Ground, registry: Registry, grants: LeaseGrants) -> Holdings:
+    from trunkline.control.holders import HolderParts
+    from trunkline.control.holdings import Holdings
+    from trunkline.control.probe import fetch, post
+
+    parts = HolderParts(
+        table=lambda: registry.table,
+        grants=grants,
+        fetch=fetch,
+        post=post,
+        clock=ground.clock,
+        log=ground.log,
+    )
+    return await ground.stack.enter_async_context(Holdings(parts))
+
+
+async def _open_revoker(
+    ground: _Ground,
+    registry: Registry,
+    ledger: Ledger,
+    grants: LeaseGrants,
+    holdings: Holdings,
+    here: LocalHolder,
+) -> Revoker:
+    from trunkline.control.revocation import Revoker, RevokerParts
+
+    parts = RevokerParts(
+        registry=registry,
+        grants=grants,
+        holders=holdings.all,
+        here=here,
+        audit=ledger,
+        clock=ground.clock,
+        log=ground.log,
+    )
+    return await ground.stack.enter_async_context(Revoker(parts))
 
 
 class LocalHolder:
@@ -312,71 +331,6 @@ class LocalHolder:
         if self._namespaces is not None:
             self._namespaces.retire_stale(self._tenancy.table)
         return HolderAck(life=HERE, aborted=aborted)
-
-
-class Policies:
-    """What the book says of tenants, in the shapes that the data plane asks for. The same objects
-    are given out as long as the book stays as it is.
-    """
-
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self._applied: dict[Principal, Principal] = {}
-        self._of_tokens: dict[tuple[str, str], TenantPolicy | None] = {}
-
-    def swap(self, book: Book) -> None:
-        self._book = book
-        self._applied.clear()
-        self._of_tokens.clear()
-
-    def quota_of(self, tenant: str) -> Quota | None:
-        record = self._book.tenants.get(tenant)
-        return None if record is None else record.quota
-
-    def allowance_of(self, tenant: str) -> Quota:
-        """As `quota_of`, with a default for whoever is not in the book."""
-        from trunkline.control.book import Quota
-
-        return self.quota_of(tenant) or Quota()
-
-    def applied(self, principal: Principal) -> Principal:
-        """The principal with its tenant's default scope, where its credential names no narrower."""
-        known = self._applied.get(principal)
-        if known is None:
-            if len(self._applied) >= MAX_POLICIES:
-                self._applied.clear()
-            known = self._applied[principal] = self._apply(principal)
-        return known
-
-    def _apply(self, principal: Principal) -> Principal:
-        if principal.tenant not in self._book.tenants:
-            return principal
-        default = self._book.default_scope(principal.tenant)
-        own = principal.default_scope
-        is_own = own is not ScopeKind.TENANT  # which is what a key has that says nothing
-        if is_own and WIDTHS.index(own) > WIDTHS.index(default):
-            return principal
-        return replace(principal, default_scope=default)
-
-    def of_token(self, org: str, tenant: str) -> TenantPolicy | None:
-        """What tokens of a tenant may, by the names that they claim; None for no such tenant."""
-        name = (org, tenant)
-        if name not in self._of_tokens:
-            if len(self._of_tokens) >= MAX_POLICIES:
-                self._of_tokens.clear()
-            self._of_tokens[name] = self._policy(org, tenant)
-        return self._of_tokens[name]
-
-    def _policy(self, org: str, tenant: str) -> TenantPolicy | None:
-        book = self._book
-        org_id = book.names.get(f"org/{org}", org)
-        tenant_id = book.names.get(f"tenant/{tenant}", tenant)
-        record = book.tenants.get(tenant_id)
-        if record is None or record.org != org_id:
-            return None
-        return TenantPolicy(
-            org=org_id, tenant=tenant_id, default_scope=book.default_scope(tenant_id)
-        )
 
 
 def _tenancy(
@@ -405,21 +359,20 @@ def _state_path(named: str) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "trunkline"
 
 
-async def _open_registry(
-    stack: AsyncExitStack, state: StateDir, clock: Clock, log: EventLog, acknowledged_rev: int
-) -> Registry:
+async def _open_registry(ground: _Ground, acknowledged_rev: int) -> Registry:
     from trunkline.adapters.sqlite_store import SqliteStore
     from trunkline.control.registry import Registry
     from trunkline.ports.store import StoreBroken, StoreDown, StoreTaken
 
+    state = ground.state
     try:
         store = await SqliteStore.open(state.registry_file)
     except (StoreTaken, StoreDown, StoreBroken) as error:
         raise ConfigError(f"the registry {state.registry_file}: {error}") from error
-    stack.push_async_callback(store.close)
-    registry = await Registry.load(store, clock, acknowledged_rev=acknowledged_rev)
+    ground.stack.push_async_callback(store.close)
+    registry = await Registry.load(store, ground.clock, acknowledged_rev=acknowledged_rev)
     if registry.lost_revisions:
-        log.error(
+        ground.log.error(
             "registry.restored",
             lost_revisions=registry.lost_revisions,
             meaning="a backup: changes were forgotten, revoked keys and tenants may be back",
@@ -428,15 +381,14 @@ async def _open_registry(
     return registry
 
 
-async def _open_audit(
-    stack: AsyncExitStack, auth: AuthConfig, state: StateDir, clock: Clock, log: EventLog
-) -> tuple[AuditLog, AuditReader]:
+async def _open_audit(ground: _Ground) -> tuple[AuditLog, AuditReader]:
     from trunkline.adapters.audit_files import CheckpointFile, FileSink
     from trunkline.adapters.signing import Ed25519Signer
     from trunkline.adapters.state_dir import boot_id, host_name
     from trunkline.control.audit import AuditLog, AuditOrigin
     from trunkline.control.audit_reader import AuditReader
 
+    state, auth = ground.state, ground.config.auth
     copy_dir = Path(auth.audit_copy_dir) if auth.audit_copy_dir else state.path / "audit-copy"
     try:
         signer = Ed25519Signer.from_file(state.signing_key_file)
@@ -447,20 +399,19 @@ async def _open_audit(
         [FileSink(state.audit_dir), FileSink(copy_dir)],
         signer=signer,
         keeper=keeper,
-        clock=clock,
+        clock=ground.clock,
         origin=AuditOrigin(host=host_name(), boot_id=boot_id(), audit_key=state.secret("audit")),
     )
     if not await audit.open():
-        log.error(
+        ground.log.error(
             "audit.down", why=audit.health().trouble, meaning="nothing can be granted until it is"
         )
-    stack.push_async_callback(audit.close)
+    ground.stack.push_async_callback(audit.close)
     return audit, AuditReader(audit, keeper=keeper, is_signed=signer.is_signed)
 
 
-async def _open_tokens(
-    stack: AsyncExitStack, auth: AuthConfig, clock: Clock, policies: Policies, log: EventLog
-) -> JwtTokens | None:
+async def _open_tokens(ground: _Ground, policies: Policies) -> JwtTokens | None:
+    auth, clock = ground.config.auth, ground.clock
     if not auth.jwt_issuer:
         return None
     if not auth.jwt_audience or not auth.jwt_jwks:
@@ -471,9 +422,9 @@ async def _open_tokens(
 
     jwks = Jwks(jwks_source(auth.jwt_jwks), checked_algorithms(auth.jwt_algorithms), clock)
     if not await jwks.refresh():
-        log.error("jwks.unread", why=jwks.problem, meaning="no token is taken until it is")
+        ground.log.error("jwks.unread", why=jwks.problem, meaning="no token is taken until it is")
     keeping = asyncio.create_task(jwks.keep())
-    stack.callback(keeping.cancel)
+    ground.stack.callback(keeping.cancel)
     pinned = PinnedClaims(issuer=auth.jwt_issuer, audience=auth.jwt_audience)
     return JwtTokens(jwks, pinned, policies.of_token, clock)
 

@@ -51,7 +51,7 @@ WIRING = {
         "tenant_commands.py",
         "tenant_answers.py",
         "terminal.py",
-        "tenant_side.py",
+        *("tenant_side.py", "tenant_policies.py"),
     ),
 }
 """The top of a process. May import everything, but of these only `NAMES_ADAPTERS` the adapters."""
