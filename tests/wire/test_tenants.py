@@ -179,6 +179,25 @@ def _wait_reuse(held: Tenants, caller: Caller) -> None:
     until(reuses, "the worker reuses")
 
 
+def test_an_answer_names_no_worker_and_counts_nobodys_requests(
+    started: Processes, tmp_path: Path
+) -> None:
+    """Its id is the request's own, whichever worker answered and whatever it answered before."""
+    simulated = started.workers(2, *TINY)
+    held = tenants(started, [process.url for process in simulated], tmp_path, *TINY)
+    caller = held.caller("acme", "ann")
+    for number in range(8):
+        headers = {**caller.headers(), "x-request-id": f"mine-{number}"}
+        answer = held.gateway.chat(text_of(40, f"id {number}"), headers)
+        assert answer.json["id"] == f"chatcmpl-mine-{number}"
+        words = f"{answer.response.headers} {answer.response.text}"
+        for process in simulated:
+            assert process.name not in words
+            assert str(process.port) not in words
+    unnamed = [caller.answer("hi").json["id"] for _ in range(2)]
+    assert unnamed[0] != unnamed[1]
+
+
 # -- words that a client may not say ---------------------------------------------------------------
 
 CANARY = "canary-of-a-client"

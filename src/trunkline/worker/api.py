@@ -36,6 +36,7 @@ from trunkline.worker.ticket import HEADER, ticket_from
 VERSION = "0.32.0+trunkline"
 _MAX_BODY_BYTES = 64 << 20
 _EMBEDDING_WIDTH = 64
+_MAX_NAME_CHARACTERS = 256
 # Said in place of a host in an announced endpoint; the socket itself is bound to the worker's host.
 _PUBLISHER_BINDS = "*"
 
@@ -195,12 +196,19 @@ class Api:
             request=generation,
             engine=rank.engine,
             job=job,
-            id=f"{kind}-{self.id_prefix}-{self._served:x}",
+            id=f"{kind}-{self._name_of(request)}",
             created_s=int(self.clock.wall()),
             model=self.reader.model,
             piece_of=self._piece,
             on_started=label,
         )
+
+    def _name_of(self, request: Request) -> str:
+        """As the caller named the request; else by this life and a count, for direct callers."""
+        given = request.headers.get("x-request-id", "")
+        if 0 < len(given) <= _MAX_NAME_CHARACTERS:
+            return given
+        return f"{self.id_prefix}-{self._served:x}"
 
     def _terms(self, request: Request, generation: Generation) -> Terms:
         ticket = ticket_from(request.headers.raw)
