@@ -13,7 +13,7 @@ ARGS  ?=
 
 NATIVE_SOURCES := $(wildcard src/trunkline/native/cpp/*)
 
-.PHONY: help setup check format test serve demo bench sim golden docs clean
+.PHONY: help setup check format test models nightly serve demo bench sim golden docs clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -53,6 +53,15 @@ format: $(STAMP) ## Rewrite the sources in the project's format
 
 test: $(STAMP) ## All tests; ARGS='-k name' narrows
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+models: $(STAMP) ## Leases, revocation and the exit fence in every state, and what breaks them, with figures
+	$(BIN)/pytest -q tests/model/test_revocation_model.py tests/model/test_fence_model.py \
+	  tests/sim/test_revocation_schedules.py $(ARGS)
+
+nightly: $(STAMP) ## What takes long: 10,000 pairs of runs, the models, and who can tell tenants by the clock
+	PAIRS=10000 $(BIN)/pytest -n $(JOBS) tests/sim/test_non_interference.py $(ARGS)
+	$(MAKE) models
+	$(BIN)/python benchmarks/distinguisher.py
 
 serve: $(STAMP) ## A gateway with simulated workers on this machine, until Ctrl-C
 	$(BIN)/trunkline demo --serve $(ARGS)

@@ -1,6 +1,6 @@
 """Pairs of runs that differ in nothing but what a victim says: the set-up of `S1`.
 
-    python tests/sim/non_interference.py 4711     # one seed again: its scenario, and what differed
+    PYTHONPATH=tests python tests/sim/non_interference.py 4711  # one seed again, and what differed
 
 One run is a gateway and one to three simulated workers in this process: the real front, tenancy,
 line, picker, router, directory, feeds and, behind `HttpToolsProtocol`, the real workers with their

@@ -1,7 +1,7 @@
 """Nothing that an attacker sees depends on what a victim says: pairs of runs, byte for byte.
 
 `PAIRS=10000` (what `make nightly` says) makes that many pairs in place of 2,000. One seed again:
-`python tests/sim/non_interference.py SEED`.
+`PYTHONPATH=tests python tests/sim/non_interference.py SEED`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def calm(**changes: object) -> Scenario:
     return replace(scenario_of(7, "cache_aware"), **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_an_attacker_sees_the_same_whatever_the_victim_says(policy: str) -> None:
     """Status, headers, body, usage, order, times, errors and Retry-After; eviction, quotas, lost
