@@ -42,7 +42,11 @@ class Policies:
         return self.quota_of(tenant) or Quota()
 
     def applied(self, principal: Principal) -> Principal:
-        """The principal with its tenant's default scope, where its credential names no narrower."""
+        """The principal with its tenant's default scope, where its credential names no narrower.
+
+        A key says nothing by the scope `tenant`, and gets the policy's, which may be wider. A token
+        that says `tenant` means it: it was measured by the policy when it was checked.
+        """
         known = self._applied.get(principal)
         if known is None:
             if len(self._applied) >= MAX_POLICIES:
@@ -55,8 +59,8 @@ class Policies:
             return principal
         default = self._book.default_scope(principal.tenant)
         own = principal.default_scope
-        is_own = own is not ScopeKind.TENANT  # which is what a key has that says nothing
-        if is_own and WIDTHS.index(own) > WIDTHS.index(default):
+        is_silent = principal.auth_method == "key" and own is ScopeKind.TENANT
+        if not is_silent and WIDTHS.index(own) > WIDTHS.index(default):
             return principal
         return replace(principal, default_scope=default)
 

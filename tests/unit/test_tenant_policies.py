@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from trunkline.control.book import Book, Org, Quota, Tenant
+from trunkline.core.claims import TokenClaims, granted
+from trunkline.core.credentials import Credential
 from trunkline.core.identity import ScopeKind
-from trunkline.core.principals import Principal
+from trunkline.core.principals import Principal, Role
 from trunkline.tenant_policies import Policies
 
 ORG, TENANT = "0" * 31 + "1", "0" * 31 + "2"
@@ -40,6 +42,39 @@ def test_the_narrower_of_credential_and_policy_is_the_default(
     policies = Policies(book(org, tenant))
 
     assert policies.applied(replace(ALICE, default_scope=own)).default_scope is scope
+
+
+def bearer(policies: Policies, cache: ScopeKind | None) -> Principal:
+    """Whoever has a token that asks for this scope of reuse, under the policies as they are."""
+    claims = TokenClaims(
+        subject="alice", org="acme", tenant="shop", roles=frozenset({Role.TENANT_USER}),
+        models=None, adapters=None, cache=cache, key_epoch=0, not_before_ms=0.0, not_after_ms=1e18,
+    )  # fmt: skip
+    credential = granted(claims, policies.of_token(claims.org, claims.tenant))
+    assert isinstance(credential, Credential)
+    return policies.applied(credential.principal)
+
+
+@pytest.mark.parametrize(
+    ("asked", "scope"),
+    [(None, ScopeKind.ORG), *((kind, kind) for kind in (
+        ScopeKind.ORG, ScopeKind.TENANT, ScopeKind.USER, ScopeKind.SESSION, ScopeKind.NONE
+    ))],
+)  # fmt: skip
+def test_a_token_that_asks_for_less_than_its_organisation_gets_less(
+    asked: ScopeKind | None, scope: ScopeKind
+) -> None:
+    assert bearer(Policies(book()), asked).default_scope is scope
+
+
+def test_a_token_that_was_measured_by_a_wider_policy_is_narrowed_with_the_policy() -> None:
+    policies = Policies(book())
+    before = bearer(policies, None)
+
+    policies.swap(book(replace(SHARED, is_shared=False)))
+
+    assert before.default_scope is ScopeKind.ORG
+    assert policies.applied(before).default_scope is ScopeKind.TENANT
 
 
 def test_a_caller_is_the_same_object_until_the_book_changes() -> None:
