@@ -109,13 +109,15 @@ def credentials(rounds: int) -> dict[str, float]:
     found = {
         "known key": cpu_us(lambda: door.principal(good, ADDRESS), 20_000, rounds),
         "new key": cpu_us(lambda: book.check(text, hash_secret, now_ms), 5_000, rounds),
-        "wrong key of a limited address": cpu_us(refused, 5_000, rounds),
+        "wrong key": cpu_us(refused, 5_000, rounds),
     }
     for algorithm, key in keys.items():
         token = token_of(key, algorithm)
         header = b"Bearer " + token
         call = cpu_us(lambda token=token: tokens.check(token), 300, rounds)
         found[f"new token {algorithm}"] = call
+        call = cpu_us(lambda token=token: tokens.is_plausible(token), 5_000, rounds)
+        found[f"look at a token {algorithm}"] = call
         call = cpu_us(lambda header=header: door.principal(header, "192.0.2.2"), 20_000, rounds)
         found[f"known token {algorithm}"] = call
     return found

@@ -247,6 +247,30 @@ def test_a_bad_token_is_refused_for_its_reason(
     assert issuer.tokens.known_count == 0
 
 
+IN_THE_RECORD = {"tenant of another org"}
+"""What only the tenant's record tells: the time of a refusal must not."""
+
+
+@pytest.mark.parametrize(("bad", "problem"), BAD.values(), ids=BAD.keys())
+def test_a_bad_token_is_plausible_where_its_signature_alone_would_tell(
+    issuer: Issuer, bad: bytes, problem: CredentialProblem
+) -> None:
+    is_in_record = bad in [BAD[name][0] for name in IN_THE_RECORD]
+    is_unread = bad == GOOD + b"="  # the signature is not read
+    is_forged = problem is CredentialProblem.WRONG
+    assert issuer.tokens.is_plausible(bad) is (is_forged or is_in_record or is_unread)
+
+
+def test_a_good_token_is_plausible_and_that_remembers_nothing(issuer: Issuer) -> None:
+    assert issuer.tokens.is_plausible(GOOD)
+    assert issuer.tokens.known_count == 0
+
+
+def test_a_token_of_a_new_key_asks_for_the_keys_where_it_is_only_looked_at(issuer: Issuer) -> None:
+    assert not issuer.tokens.is_plausible(token(header={"kid": "R9"}))
+    assert issuer.jwks.is_wanted
+
+
 def test_a_token_with_a_claim_twice_is_refused(issuer: Issuer) -> None:
     body = json.dumps(claims())[:-1] + ', "tenant_id": "other"}'
     twice = jwt.PyJWS().encode(body.encode(), RSA_KEY, "RS256", {"kid": "R1"})
@@ -283,6 +307,7 @@ def test_no_bytes_break_the_check_and_no_change_leaves_a_token_good(
         bad = GOOD[: change[0]] + change[1] + GOOD[change[0] + 1 :]
     if bad != GOOD:
         assert isinstance(SHARED.tokens.check(bad), CredentialProblem)
+        assert SHARED.tokens.is_plausible(bad) in (True, False)
 
 
 SHARED = Issuer()

@@ -1,9 +1,10 @@
 """Tokens (JWT) of a pinned issuer: signature checked, claims read, a principal made.
 
 Owns the order of the checks (size and shape before any parsing, `kid` and algorithm before any
-cryptography, signature before any claim) and the cache of tokens that were found good: a check
-costs 55 us (RSA) to 95 us (EdDSA), a token that is known 1 us (`benchmarks/authenticate.py`). A hit
-is judged by the time and the tenant's record of now.
+cryptography, signature before any claim is believed) and the cache of tokens that were found good:
+a check costs 55 us (RSA) to 95 us (EdDSA), a token that is known 1 us, a look at what an unchecked
+one claims 15 us (`benchmarks/authenticate.py`). A hit is judged by the time and the tenant's record
+of now.
 Must never: try a key that the token does not name, follow what a header says, or let a message of
 the library reach a client. Read `core/claims.py` for what the claims mean.
 """
@@ -91,14 +92,28 @@ class JwtTokens:
         self._known.move_to_end(digest)
         return entry.credential
 
+    def is_plausible(self, token: bytes) -> bool:
+        """Whether it is worth the work of a check: it names a key of ours, and what it claims is
+        complete, for us, and of now. Proves nothing.
+
+        Does not ask for the tenant's record: the time of a refusal would tell who is in there.
+        """
+        if isinstance(self._key_of(token), CredentialProblem):
+            return False
+        payload = _decoded(token.split(b".")[1])
+        claims = None if payload is None else _claims_in(payload)
+        if claims is None:
+            return False
+        return isinstance(
+            read_claims(claims, self._pinned, self._clock.wall() * 1_000.0), TokenClaims
+        )
+
     def check(self, token: bytes) -> Credential | CredentialProblem:
         """What the token proves now; remembered where it is good."""
-        if len(token) > MAX_TOKEN_BYTES or token.count(b".") != 2 or not token.isascii():
-            return CredentialProblem.MALFORMED
-        header = _header_of(token)
-        if header is None:
-            return CredentialProblem.MALFORMED
-        payload = self._verified(token, header)
+        key = self._key_of(token)
+        if isinstance(key, CredentialProblem):
+            return key
+        payload = self._verified(token, key)
         if isinstance(payload, CredentialProblem):
             return payload
         claims = _claims_in(payload)
@@ -113,22 +128,31 @@ class JwtTokens:
             self._remember(token, _Known(claims=read, policy=policy, credential=credential))
         return credential
 
-    def _verified(self, token: bytes, header: dict[str, Any]) -> bytes | CredentialProblem:
-        """The payload, if the key that the token names has signed it. Any: decoded JSON."""
+    def _key_of(self, token: bytes) -> jwt.PyJWK | CredentialProblem:
+        """The key that the token names, bound to the algorithm that it names."""
+        if len(token) > MAX_TOKEN_BYTES or token.count(b".") != 2 or not token.isascii():
+            return CredentialProblem.MALFORMED
+        header = _header_of(token)
+        if header is None:
+            return CredentialProblem.MALFORMED
         kid, algorithm = header.get("kid"), header.get("alg")
         if not isinstance(algorithm, str) or algorithm not in self._jwks.algorithms:
             return CredentialProblem.ALGORITHM
         if not isinstance(kid, str) or len(kid) > MAX_KID_CHARS:
             return CredentialProblem.MALFORMED
         key = self._jwks.current.keys.get((kid, algorithm))
-        if key is None:
-            if kid in self._jwks.current.kids:
-                return CredentialProblem.ALGORITHM
-            self._jwks.want()
-            return CredentialProblem.UNKNOWN
+        if key is not None:
+            return key
+        if kid in self._jwks.current.kids:
+            return CredentialProblem.ALGORITHM
+        self._jwks.want()
+        return CredentialProblem.UNKNOWN
+
+    def _verified(self, token: bytes, key: jwt.PyJWK) -> bytes | CredentialProblem:
+        """The payload, if this key has signed it."""
         try:
             # The key is bound to one algorithm: the header cannot choose another.
-            return self._jws.decode_complete(token, key, algorithms=[algorithm])["payload"]
+            return self._jws.decode_complete(token, key, algorithms=[key.algorithm_name])["payload"]
         except jwt.InvalidSignatureError:
             return CredentialProblem.WRONG
         except (jwt.PyJWTError, ValueError):
@@ -148,14 +172,23 @@ class JwtTokens:
 
 def _header_of(token: bytes) -> dict[str, Any] | None:  # Any: decoded JSON
     """The header, unverified; None where it is none, or asks for extensions of the format."""
-    part = token.partition(b".")[0]
+    text = _decoded(token.partition(b".")[0])
+    if text is None:
+        return None
     try:
-        header = json.loads(base64.b64decode(part + b"=" * (-len(part) % 4), b"-_", validate=True))
-    except (binascii.Error, ValueError, RecursionError):
+        header = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(header, dict) or "crit" in header or "b64" in header:
         return None
     return header if str(header.get("typ", "")).upper() in _TYPES else None  # pyright: ignore
+
+
+def _decoded(part: bytes) -> bytes | None:
+    try:
+        return base64.b64decode(part + b"=" * (-len(part) % 4), b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
 
 
 def _claims_in(payload: bytes) -> dict[str, Any] | None:  # Any: decoded JSON

@@ -21,6 +21,9 @@ from trunkline.core.identity import ScopeKind
 from trunkline.core.principals import Principal, Role
 
 SECRET_HASH_BYTES = 32
+KEY_TEXT_BYTES = 3 + 16 + 1 + 43
+"""`pk_`, an id, `_`, a secret."""
+
 MAX_KEYS = 100_000
 """Keys in one book, revoked ones included. A change copies the book: 3 ms for so many."""
 
@@ -63,7 +66,7 @@ class CredentialProblem(Enum):
     TENANT = "tenant"
     """A token names no tenant, or one that does not exist."""
     LIMITED = "limited"
-    """Too many wrong ones from one address: not looked at."""
+    """Too many wrong tokens from one address: its signature was not looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
