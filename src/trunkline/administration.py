@@ -18,7 +18,6 @@ from trunkline.administration_reach import (
     check_key,
     method_of,
     own_subject,
-    person_of,
     reaches,
     reaches_tenant,
     tenant_within,
@@ -36,7 +35,7 @@ from trunkline.administration_views import (
 from trunkline.control import changes as log
 from trunkline.control.audit import AuditLog
 from trunkline.control.audit_reader import AuditQuery, AuditReader, Record
-from trunkline.control.book import APPROVERS_NEEDED, Book, PublicPrefix, Tenant
+from trunkline.control.book import Book, PublicPrefix, Tenant
 from trunkline.control.draft import key_added, token_digest
 from trunkline.control.ledger import Ledger, Recorded
 from trunkline.control.registry import Registry
@@ -390,16 +389,6 @@ class Administration:
         prefix = self._public_named(name)
         if prefix is None:
             return None
-        if len(prefix.approvers) >= APPROVERS_NEEDED:
-            raise ChangeRefused(f"public prefix {prefix.name} has its {APPROVERS_NEEDED} approvers")
-        person = person_of(self._book, call.caller.actor)
-        if person == person_of(self._book, prefix.proposer):
-            raise ChangeRefused(
-                f"{prefix.name} is approved by others than its proposer: {APPROVERS_NEEDED} are"
-                " needed, each with a key of their own"
-            )
-        if person in {person_of(self._book, actor) for actor in prefix.approvers}:
-            raise ChangeRefused(f"{prefix.name} was approved by you already: another has to")
         await self._commit(call, log.PublicApproved(public_id=prefix.public_id))
         return self._public_view(prefix.public_id)
 

@@ -93,12 +93,6 @@ def check_key(call: Call, order: KeyOrder) -> None:
             raise ChangeRefused(f"the key would have more {what} than your own")
 
 
-def person_of(book: Book, actor: str) -> str:
-    """Who is behind an actor: two keys of one user are one person."""
-    record = book.key(actor)
-    return f"{record.tenant}/{record.user}" if record is not None and record.user else actor
-
-
 def method_of(caller: Caller | None) -> str:
     if caller is None:
         return ""

@@ -130,7 +130,7 @@ def test_nothing_is_granted_without_a_sink(tmp_path: Path, change: Change) -> No
             await bench.ledger.commit(change, intent())
         assert bench.registry.book is book
         await bench.regain_sinks()
-        await bench.settle(change)
+        await bench.ledger.commit(change, intent("bob"))
 
     bench = played(tmp_path, scenario)
     assert [rev for rev, _ in bench.of_registry()] == list(range(1, 7))

@@ -77,8 +77,8 @@ def test_a_replay_gives_the_same_book() -> None:
             raised(1, is_revoked=True),
             KeyRevoked(key_id=a_key(2).key_id),
             a_prefix(),
-            PublicApproved(public_id=an_id(50)),
         )
+        await registry.commit(PublicApproved(public_id=an_id(50)), intent("bob"))
         again = await Registry.load(store, HandClock())
         assert again.rev == 9
         assert again.table == registry.table
@@ -222,10 +222,12 @@ def test_a_public_prefix_lives_with_two_approvers_until_its_end_or_withdrawal() 
         registry = await fresh(ORG, a_prefix())
         approval = PublicApproved(public_id=an_id(50))
         live = [registry.book.publics[an_id(50)].is_live(WALL_MS)]
-        await registry.commit(approval, intent("alice"))
+        with pytest.raises(ChangeRefused, match="others than its proposer"):
+            await registry.commit(approval, intent("alice"))
+        await registry.commit(approval, intent("bob"))
         live.append(registry.book.publics[an_id(50)].is_live(WALL_MS))
         with pytest.raises(ChangeRefused, match="already"):
-            await registry.commit(approval, intent("alice"))
+            await registry.commit(approval, intent("bob"))
         await registry.commit(approval, intent("carol"))
         prefix = registry.book.publics[an_id(50)]
         live += [prefix.is_live(WALL_MS), prefix.is_live(WALL_MS + 30 * DAY_MS)]
@@ -236,6 +238,21 @@ def test_a_public_prefix_lives_with_two_approvers_until_its_end_or_withdrawal() 
         await registry.commit(a_prefix(51, "others"), intent())
         with pytest.raises(ChangeRefused, match="run out"):
             await registry.commit(PublicApproved(public_id=an_id(51)), late)
+
+    run(scenario())
+
+
+def test_an_approval_of_the_proposer_in_an_old_log_counts_for_nothing() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        registry = await Registry.load(store, HandClock())
+        await commit_all(registry, ORG, a_prefix())
+        for number, actor in enumerate(("alice", "bob")):
+            entry = Entry(change=PublicApproved(public_id=an_id(50)), intent=intent(actor))
+            await store.append(2 + number, encode_entry(entry))
+        again = await Registry.load(store, HandClock())
+        assert again.book.publics[an_id(50)].approvers == ("bob",)
+        assert not again.book.publics[an_id(50)].is_live(WALL_MS)
 
     run(scenario())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -338,6 +339,25 @@ def test_two_keys_of_one_user_are_one_approver(port: TenantPort) -> None:
     other.post("/public", json=public())
     assert first.post("/public/support/approve").status_code == 200
     assert code_of(again.post("/public/support/approve")) == (409, "change_refused")
+
+
+def test_two_keys_of_one_user_that_approve_at_once_are_one_approver(port: TenantPort) -> None:
+    port.operator.post("/orgs", json={"name": "acme"})
+    first, again, other = officers(port, "ann", "ann", "bob")
+    other.post("/public", json=public())
+
+    async def both() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=port.url, timeout=10) as client:
+            keys = [officer.headers["authorization"] for officer in (first, again)]
+            calls = [
+                client.post("/public/support/approve", headers={"authorization": key})
+                for key in keys
+            ]
+            return await asyncio.gather(*calls)
+
+    answers = asyncio.run(both())
+    assert sorted(answer.status_code for answer in answers) == [200, 409]
+    assert port.operator.get("/public").json()["public"][0]["state"] == "proposed"
 
 
 def test_a_second_key_of_the_proposer_does_not_approve(port: TenantPort) -> None:

@@ -71,6 +71,8 @@ class PublicPrefix:
     owner: str
     proposer: str
     approvers: tuple[str, ...] = ()
+    people: tuple[str, ...] = ()
+    """Who is behind the proposer and the approvers, as of when each acted; see `person_of`."""
     tokens: bytes = field(repr=False)
     """Little-endian u32."""
     token_digest: bytes = field(repr=False)
@@ -178,6 +180,11 @@ class Book:
         if word not in ids:
             raise UnknownName(f"there is no {kind} {word[:80]!r}")
         return word
+
+
+def person_of(record: KeyRecord | None, actor: str) -> str:
+    """Who is behind an actor: all keys of one user are one person. `record` is the actor's key."""
+    return f"{record.tenant}/{record.user}" if record is not None and record.user else actor
 
 
 def subject_of(text: str) -> Subject:

@@ -13,11 +13,13 @@ from typing import assert_never
 
 from trunkline.control import changes as log
 from trunkline.control.book import (
+    APPROVERS_NEEDED,
     Book,
     Limits,
     Org,
     PublicPrefix,
     Tenant,
+    person_of,
     quota_of,
     subject_of,
 )
@@ -31,9 +33,13 @@ _DAY_MS = 86_400_000
 
 
 class Draft:
-    """A book that changes, until it is taken as `book()`. Use it no further after a ValueError."""
+    """A book that changes, until it is taken as `book()`. Use it no further after a ValueError.
 
-    def __init__(self, base: Book, limits: Limits) -> None:
+    Without `limits` it replays a log that exists: that is read whatever the limits are now, and
+    what an earlier version let in that would be refused today counts for nothing.
+    """
+
+    def __init__(self, base: Book, limits: Limits | None) -> None:
         self._base = base
         self._limits = limits
         self._orgs: Mapping[str, Org] = base.orgs
@@ -133,7 +139,7 @@ class Draft:
             self._org(change.owner)
             for org in change.audience or ():
                 self._org(org)
-            prefix = _proposed(change, intent)
+            prefix = replace(_proposed(change, intent), people=(self._person(intent),))
             self._take_name("public", change.name, change.public_id)
             self._put_public(prefix)
             return
@@ -144,13 +150,11 @@ class Draft:
             names = self._own_names()
             del names[f"public/{prefix.name}"]
             self._put_public(replace(prefix, is_withdrawn=True))
-        elif intent.actor in prefix.approvers:
-            raise ValueError(f"{intent.actor} has approved {prefix.name} already: two are needed")
-        elif intent.wall_ms >= prefix.not_after_ms:
-            raise ValueError(f"public prefix {prefix.name} has run out")
-        else:
-            approvers = (*prefix.approvers, intent.actor)
-            self._put_public(replace(prefix, approvers=approvers))
+        elif self._limits is not None or self._person(intent) not in prefix.people:
+            self._put_public(_approved(prefix, intent, self._person(intent)))
+
+    def _person(self, intent: log.Intent) -> str:
+        return person_of(self._key(intent.actor), intent.actor)
 
     def _raised(self, change: log.EpochRaised, rev: int) -> EpochTable:
         subject = self._known(change.subject)
@@ -245,19 +249,22 @@ class Draft:
         if self._orgs is self._base.orgs or not isinstance(self._orgs, dict):
             self._orgs = dict(self._orgs)
         self._orgs[org.org] = org
-        _require(len(self._orgs), self._limits.orgs, "organisations")
+        if self._limits is not None:
+            _require(len(self._orgs), self._limits.orgs, "organisations")
 
     def _put_tenant(self, tenant: Tenant) -> None:
         if self._tenants is self._base.tenants or not isinstance(self._tenants, dict):
             self._tenants = dict(self._tenants)
         self._tenants[tenant.tenant] = tenant
-        _require(len(self._tenants), self._limits.tenants, "tenants")
+        if self._limits is not None:
+            _require(len(self._tenants), self._limits.tenants, "tenants")
 
     def _put_public(self, prefix: PublicPrefix) -> None:
         if self._publics is self._base.publics or not isinstance(self._publics, dict):
             self._publics = dict(self._publics)
         self._publics[prefix.public_id] = prefix
-        _require(len(self._publics), self._limits.publics, "public prefixes")
+        if self._limits is not None:
+            _require(len(self._publics), self._limits.publics, "public prefixes")
 
     def _org(self, org: str) -> Org:
         if org not in self._orgs:
@@ -372,3 +379,23 @@ def _proposed(change: log.PublicProposed, intent: log.Intent) -> PublicPrefix:
         not_after_ms=change.not_after_ms,
         reason=intent.reason,
     )
+
+
+def _approved(prefix: PublicPrefix, intent: log.Intent, person: str) -> PublicPrefix:
+    """With one more approval. Decided here, in the commit, so that it holds however many come at
+    once.
+    """
+    name = prefix.name
+    if intent.wall_ms >= prefix.not_after_ms:
+        raise ValueError(f"public prefix {name} has run out")
+    if len(prefix.approvers) >= APPROVERS_NEEDED:
+        raise ValueError(f"public prefix {name} has its {APPROVERS_NEEDED} approvers")
+    if person == prefix.people[0]:
+        raise ValueError(
+            f"{name} is approved by others than its proposer: {APPROVERS_NEEDED} are needed, each"
+            " with a key of their own"
+        )
+    if person in prefix.people:
+        raise ValueError(f"{name} was approved by you already: another person has to")
+    approvers = (*prefix.approvers, intent.actor)
+    return replace(prefix, approvers=approvers, people=(*prefix.people, person))

@@ -205,14 +205,14 @@ class Registry:
 
     def _take(self, rev: int, record: bytes) -> None:
         entry = _decoded(rev, record)
-        draft = Draft(self._book, _UNLIMITED)
+        draft = Draft(self._book, None)
         _replayed(draft, rev, entry)
         book = draft.book()
         self._publish(Committed(rev=rev, change=entry.change, intent=entry.intent, book=book))
 
     async def _replay(self) -> bool:
         """Read the whole log; whether it ends in the middle of mending a restored backup."""
-        draft = Draft(Book(), _UNLIMITED)
+        draft = Draft(Book(), None)
         is_unfinished = False
         while rows := await self._store.read(draft.rev, READ_BATCH):
             for rev, record in rows:
@@ -244,10 +244,6 @@ class Registry:
             await self.commit(RevisionLost(), intent)
         raised = EpochRaised(subject="fleet", epoch=self.rev + 1, verb="invalidate", bars=False)
         await self.commit(raised, intent)
-
-
-_UNLIMITED = Limits(orgs=2**53, tenants=2**53, publics=2**53)
-"""A log that exists is read whatever the limits are now."""
 
 
 def _decoded(rev: int, record: bytes) -> Entry:
