@@ -13,7 +13,7 @@ from trunkline.core.identity import derive_namespace as derived
 from trunkline.core.principals import Principal, Role
 from trunkline.core.records import NamespaceTag
 from trunkline.gateway import tenancy as module
-from trunkline.gateway.contracts import ClientError
+from trunkline.gateway.contracts import OPEN_GRANT, ClientError, Grant
 from trunkline.gateway.namespaces import Namespaces
 from trunkline.gateway.tenancy import Asked, LeaseLost, Revoked, Tenancy
 
@@ -196,18 +196,66 @@ def test_a_namespace_is_admitted_once_and_retired_when_its_epochs_were_raised() 
     assert len(namespaces) == 2
 
 
-def test_namespaces_are_bounded_and_the_least_used_is_retired() -> None:
-    desk, index = Desk(), Index()
-    namespaces = Namespaces(derive, index, draw=desk.draw, max_namespaces=2)
-    grants = [desk.tenancy.admit(asked(who)) for who in (ALICE, OTHER)]
-    first = [namespaces.namespace(grant, 16) for grant in grants]
-    namespaces.namespace(grants[0], 16)
+class Kept:
+    """Namespaces with a small bound, and which of them the directory knows."""
 
-    namespaces.namespace(grants[0], 32)
+    def __init__(self, max_namespaces: int) -> None:
+        self.desk, self.index = Desk(), Index()
+        self.namespaces = Namespaces(
+            derive, self.index, draw=self.desk.draw, max_namespaces=max_namespaces
+        )
 
-    assert first[1] is not None
-    assert index.retired == [first[1].tag]
-    assert len(namespaces) == 2
+    def use(self, wanted: Asked, block_tokens: int = 16) -> NamespaceTag:
+        return self.of(self.desk.tenancy.admit(wanted), block_tokens)
+
+    def of(self, grant: Grant | None, block_tokens: int = 16) -> NamespaceTag:
+        assert grant is not None
+        namespace = self.namespaces.namespace(grant, block_tokens)
+        assert namespace is not None
+        return namespace.tag
+
+
+def test_namespaces_are_bounded_and_the_least_used_of_a_tenant_is_retired() -> None:
+    kept = Kept(2)
+    theirs = kept.use(asked(OTHER))
+    first, second = kept.use(asked()), kept.use(asked(), 32)
+    assert kept.index.retired == [first], "the tenant has more than the other"
+
+    kept.use(asked())
+
+    assert kept.index.retired == [first, second]
+    assert len(kept.namespaces) == 2
+    assert kept.use(asked(OTHER)) == theirs
+    assert len(kept.index.retired) == 2
+
+
+def test_sessions_and_users_of_one_tenant_push_out_no_namespace_of_another() -> None:
+    kept = Kept(64)
+    shared = replace(OTHER, default_scope=ScopeKind.ORG)
+    others = [
+        kept.use(asked(shared)), kept.use(asked(OTHER, ScopeKind.TENANT)),
+        kept.use(asked(OTHER, ScopeKind.USER)), kept.of(OPEN_GRANT),
+        kept.of(kept.desk.tenancy.public_grant("p" * 32)),
+    ]  # fmt: skip
+
+    for number in range(500):
+        kept.use(asked(wish=ScopeKind.SESSION, session=str(number)))
+        kept.use(asked(replace(ALICE, user=str(number)), ScopeKind.USER))
+
+    assert len(kept.namespaces) == 64
+    assert not set(others) & set(kept.index.retired)
+    assert len(kept.index.retired) == 1_005 - 64
+
+
+def test_tenants_that_have_equally_many_give_way_by_who_was_quiet_longest() -> None:
+    kept = Kept(3)
+    tenants = [replace(ALICE, tenant=f"t{number}") for number in range(4)]
+    first, second, _ = (kept.use(asked(who)) for who in tenants[:3])
+    assert kept.use(asked(tenants[0])) == first
+
+    kept.use(asked(tenants[3]))
+
+    assert kept.index.retired == [second]
 
 
 def test_where_nothing_may_be_shared_each_request_has_a_salt_of_its_own() -> None:

@@ -1,9 +1,12 @@
 """The namespaces that requests run under, made when first needed and given back when they are old.
 
 One for each domain (scope and epochs) and block size. The directory learns each one's salt before a
-request with it goes out, so that the events of its blocks are understood. Bounded: the one that was
-used longest ago goes, and with it what the directory knew under it. Must never: keep a namespace
-whose epochs were raised. Read `core/identity.py` for the derivation.
+request with it goes out, so that the events of its blocks are understood. Bounded: of the tenant
+that has most, the one that was used longest ago goes, and with it what the directory knew under it.
+So sessions and users of one tenant push out its own namespaces, and those of others only where it
+has no more than they (`core/shelves.py`). What an organisation shares, and each public prefix, are
+owners of their own beside the tenants. Must never: keep a namespace whose epochs were raised. Read
+`core/identity.py` for the derivation.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from __future__ import annotations
 import base64
 import json
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,6 +23,7 @@ from trunkline.core.identity import Epochs, Namespace, Scope
 from trunkline.core.keys import KeyChain, chain
 from trunkline.core.publics import two_zone_chain
 from trunkline.core.records import NamespaceTag, Slot
+from trunkline.core.shelves import Shelves
 from trunkline.gateway.contracts import Grant
 from trunkline.gateway.publics import PublicPrefixes
 
@@ -103,7 +106,7 @@ class Namespaces:
         self._draw = draw
         self._index = index
         self._max_namespaces = max_namespaces
-        self._kept: OrderedDict[tuple[bytes, str, int], _Kept] = OrderedDict()
+        self._kept = Shelves[tuple[bytes, str, int], _Kept]()
         self.publics: PublicPrefixes | None = None
         """None where there is one tenant: nothing is shared, as all is."""
 
@@ -154,16 +157,15 @@ class Namespaces:
 
     def _keep(self, grant: Grant, scope: Scope, block_tokens: int) -> _Kept:
         name = (grant.domain, grant.adapter, block_tokens)
-        kept = self._kept.get(name)
+        owner = scope.tenant or scope.org or scope.public_id
+        kept = self._kept.get(owner, name)
         if kept is None:
             namespace = self._derive(scope, grant.epochs, block_tokens, grant.adapter)
-            kept = self._kept[name] = _Kept(namespace, grant.admission.subjects)
+            kept = _Kept(namespace, grant.admission.subjects)
+            self._kept.put(owner, name, kept)
             self._index.admit_namespace(namespace)
             if len(self._kept) > self._max_namespaces:
-                _, oldest = self._kept.popitem(last=False)
-                self._index.retire_namespace(oldest.namespace.tag)
-        else:
-            self._kept.move_to_end(name)
+                self._index.retire_namespace(self._kept.evict().namespace.tag)
         return kept
 
     def salt(self, grant: Grant, block_tokens: int) -> str:
@@ -177,9 +179,11 @@ class Namespaces:
 
     def retire_stale(self, table: EpochTable) -> int:
         """Give back every namespace of which an epoch was raised; how many these were."""
-        stale = [name for name, kept in self._kept.items() if _is_stale(kept, table)]
-        for name in stale:
-            self._index.retire_namespace(self._kept.pop(name).namespace.tag)
+        stale = [
+            (owner, name) for owner, name, kept in self._kept.items() if _is_stale(kept, table)
+        ]
+        for owner, name in stale:
+            self._index.retire_namespace(self._kept.pop(owner, name).namespace.tag)
         return len(stale)
 
 
