@@ -13,7 +13,13 @@ from trunkline.core.identity import derive_namespace as derived
 from trunkline.core.principals import Principal, Role
 from trunkline.core.records import NamespaceTag
 from trunkline.gateway import tenancy as module
-from trunkline.gateway.contracts import OPEN_GRANT, ClientError, Grant
+from trunkline.gateway.contracts import (
+    OPEN_GRANT,
+    ClientError,
+    Grant,
+    InferenceRequest,
+    Route,
+)
 from trunkline.gateway.namespaces import Namespaces
 from trunkline.gateway.tenancy import Asked, LeaseLost, Revoked, Tenancy
 
@@ -142,6 +148,53 @@ def test_a_session_belongs_to_whoever_began_it() -> None:
         with pytest.raises(ClientError) as caught:
             tenancy.session(who, given)
         assert caught.value.refusal.code == "unknown_session"
+
+
+IN_SESSIONS = replace(ALICE, default_scope=ScopeKind.SESSION)
+
+
+def admitted(
+    desk: Desk, who: Principal, wish: ScopeKind | None = None, session: str | None = None
+) -> InferenceRequest:
+    request = InferenceRequest(
+        request_id="1", route=Route.COMPLETION, method="POST", path="/", body=b""
+    )
+    desk.tenancy.admit_request(who, request, wish, None if session is None else session.encode())
+    return request
+
+
+def test_whose_default_is_a_session_begins_one_without_a_wish_and_can_go_on_in_it() -> None:
+    desk = Desk()
+    first = admitted(desk, IN_SESSIONS)
+    again = admitted(desk, IN_SESSIONS, session=first.began_session)
+    other = admitted(desk, IN_SESSIONS)
+
+    assert first.grant.scope is not None
+    assert first.grant.scope.kind is ScopeKind.SESSION
+    assert again.grant is first.grant
+    assert again.began_session == ""
+    assert other.began_session not in ("", first.began_session)
+    assert other.grant.domain != first.grant.domain
+
+
+def test_whose_default_is_a_session_may_still_wish_for_nothing_and_not_for_more() -> None:
+    desk = Desk()
+    alone = admitted(desk, IN_SESSIONS, ScopeKind.NONE)
+
+    assert (alone.grant.scope, alone.began_session) == (None, "")
+    with pytest.raises(ClientError) as caught:
+        admitted(desk, IN_SESSIONS, ScopeKind.USER)
+    assert caught.value.refusal.code == "scope_widening"
+    with pytest.raises(ClientError) as caught:
+        admitted(desk, IN_SESSIONS, session="0" * 64)
+    assert caught.value.refusal.code == "unknown_session"
+
+
+def test_a_session_that_is_named_without_a_wish_is_none_where_the_default_is_wider() -> None:
+    desk = Desk()
+    name = desk.tenancy.begin_session(ALICE)
+
+    assert admitted(desk, ALICE, session=name).grant is admitted(desk, ALICE).grant
 
 
 def test_grants_are_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ CALLERS = {
     b"Bearer alice": ALICE,
     b"Bearer tenant": replace(ALICE, user="", actor="k2"),
     b"Bearer other": Principal(org="o1", tenant="t2", actor="k3", auth_method="key"),
+    b"Bearer sessions": replace(ALICE, actor="k5", default_scope=ScopeKind.SESSION),
     b"Bearer limited": replace(ALICE, actor="k4", models=frozenset({"x"})),
 }
 TENANT = Subject(kind=SubjectKind.TENANT, path="t1")
@@ -117,6 +118,21 @@ async def test_a_session_is_named_by_the_gateway_and_worth_nothing_to_another() 
         for stolen in (name[:-1] + "!", "x" * 64, ""):
             reply = await gateway.ask(of("alice", f"{wish}x-trunkline-session: {stolen}\r\n"))
             assert (reply.status, reply.error["code"]) == (403, "unknown_session")
+
+
+@wire
+async def test_a_caller_whose_default_is_a_session_is_told_its_name_unasked() -> None:
+    async with (
+        worker(answering(json_answer())) as w,
+        running(FixedPicker(w), tenancy=tenancy(Lease())) as gateway,
+    ):
+        first = await gateway.ask(of("sessions"))
+        name = first.headers["x-trunkline-session"]
+        again = await gateway.ask(of("sessions", f"x-trunkline-session: {name}\r\n"))
+        scopes = [request.grant.scope for request in gateway.picker.requests]
+        assert (first.status, again.status) == (200, 200)
+        assert scopes[0] == scopes[1]
+        assert "x-trunkline-session" not in again.headers
 
 
 @wire

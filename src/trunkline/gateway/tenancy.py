@@ -139,12 +139,14 @@ class Tenancy:
         wish: ScopeKind | None,
         session: bytes | None,
     ) -> None:
-        """Give a request its grant, and where it wishes a session and names none, a session.
+        """Give a request its grant, and where it is to be in a session and names none, a session.
         Raises RateLimited, before anything else, where its tenant asks too much.
         """
         if self._allowance is not None:
             self._allowance.admit(principal.tenant)
         known = ""
+        if wish is None and principal.default_scope is ScopeKind.SESSION:
+            wish = ScopeKind.SESSION
         if wish is ScopeKind.SESSION:
             if session is None:
                 request.began_session = self.begin_session(principal)
