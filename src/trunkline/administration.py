@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 
 from trunkline.administration_reach import (
+    check_caller,
     check_key,
     method_of,
     own_subject,
@@ -35,7 +36,7 @@ from trunkline.administration_views import (
 from trunkline.control import changes as log
 from trunkline.control.audit import AuditLog
 from trunkline.control.audit_reader import AuditQuery, AuditReader, Record
-from trunkline.control.book import Book, PublicPrefix, Tenant
+from trunkline.control.book import Book, Check, PublicPrefix, Tenant
 from trunkline.control.draft import key_added, token_digest
 from trunkline.control.ledger import Ledger, Recorded
 from trunkline.control.registry import Registry
@@ -289,21 +290,22 @@ class Administration:
         target = self._subject(call, subject)
         if target is None:
             return None
-        receipt = await self._parts.revoker.revoke(target, self._intent(call))
+        receipt = await self._parts.revoker.revoke(target, self._intent(call), self._check(call))
         return receipt_view(self._book, receipt, call.extent)
 
     async def invalidate(self, call: Call, subject: str) -> ReceiptView | None:
         target = self._subject(call, subject)
         if target is None:
             return None
-        receipt = await self._parts.revoker.invalidate(target, self._intent(call))
+        check = self._check(call)
+        receipt = await self._parts.revoker.invalidate(target, self._intent(call), check)
         return receipt_view(self._book, receipt, call.extent)
 
     async def enable(self, call: Call, subject: str) -> Done | None:
         target = self._subject(call, subject)
         if target is None:
             return None
-        rev = await self._parts.revoker.enable(target, self._intent(call))
+        rev = await self._parts.revoker.enable(target, self._intent(call), self._check(call))
         is_audited = await self._parts.ledger.catch_up()
         return Done(rev=rev, what=subject, audit="recorded" if is_audited else "pending")
 
@@ -382,7 +384,7 @@ class Administration:
             else tuple(sorted({self._org_named(name) for name in order.audience})),
             not_after_ms=intent.wall_ms + 1_000 * order.expires_in_s,
         )
-        await self._parts.ledger.commit(change, intent)
+        await self._parts.ledger.commit(change, intent, self._check(call))
         return self._public_view(change.public_id)
 
     async def approve_public(self, call: Call, name: str) -> PublicView | None:
@@ -400,9 +402,9 @@ class Administration:
         intent = self._intent(call)
         if not prefix.is_withdrawn:
             change = log.PublicWithdrawn(public_id=prefix.public_id)
-            await self._parts.ledger.commit(change, intent)
+            await self._parts.ledger.commit(change, intent, self._check(call))
         subject = Subject(kind=SubjectKind.PUBLIC, path=prefix.public_id)
-        receipt = await self._parts.revoker.invalidate(subject, intent)
+        receipt = await self._parts.revoker.invalidate(subject, intent, self._check(call))
         return receipt_view(self._book, receipt, call.extent)
 
     def _public_named(self, name: str) -> PublicPrefix | None:
@@ -435,7 +437,15 @@ class Administration:
     # -- changes ---------------------------------------------------------------------------------
 
     async def _commit(self, call: Call, change: log.Change) -> Recorded:
-        return await self._parts.ledger.commit(change, self._intent(call))
+        return await self._parts.ledger.commit(change, self._intent(call), self._check(call))
+
+    def _check(self, call: Call) -> Check:
+        """That the caller may still act: its right may have ended since its head was read."""
+
+        def check(book: Book) -> None:
+            check_caller(book, call.caller.principal, self._wall_ms())
+
+        return check
 
     def _intent(self, call: Call) -> log.Intent:
         return log.Intent(

@@ -10,7 +10,8 @@ from trunkline.control.book import Book, Tenant
 from trunkline.core.credentials import is_name
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
-from trunkline.errors import ChangeRefused
+from trunkline.core.principals import Principal
+from trunkline.errors import AccessEnded, ChangeRefused
 from trunkline.gateway.backend import Call, Caller, KeyOrder
 from trunkline.gateway.permissions import Extent, grantable_roles
 
@@ -68,6 +69,21 @@ def own_subject(book: Book, call: Call, name: str) -> Subject | None:
     if kind == "org" and is_own_org and call.extent is Extent.ORG:
         return Subject(kind=SubjectKind.ORG, path=caller.org)
     return None
+
+
+def check_caller(book: Book, caller: Principal | None, wall_ms: int) -> None:
+    """Whether somebody who was let in by a key would be let in still. Raises AccessEnded."""
+    if caller is None:
+        return  # the operator
+    record = book.key(caller.actor)
+    is_good = record is not None and not record.is_revoked and caller.tenant in book.tenants
+    ends_ms = None if record is None else record.not_after_ms
+    try:
+        book.table.admit(caller, "")
+    except PermissionError:
+        is_good = False
+    if not is_good or (ends_ms is not None and wall_ms >= ends_ms):
+        raise AccessEnded("a valid bearer key is needed")
 
 
 def check_key(call: Call, order: KeyOrder) -> None:

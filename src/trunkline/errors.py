@@ -97,6 +97,14 @@ class ChangeRefused(GatewayError):
     code = "change_refused"
 
 
+class AccessEnded(GatewayError):
+    """The caller was let in, and its right ended before its order could be carried out."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "unauthorized"
+
+
 class UnknownName(GatewayError):
     """The registry knows nothing by this name."""
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from trunkline.control.book import Check
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
 from trunkline.control.holders import HolderParts, WorkerHolder
 from trunkline.control.receipts import Erasure, HolderAck, Receipt
@@ -106,7 +107,9 @@ class Registry:
         self.table = EpochTable()
         self._draw = draw
 
-    async def commit(self, change: EpochRaised | SubjectEnabled, intent: Intent) -> int:
+    async def commit(
+        self, change: EpochRaised | SubjectEnabled, intent: Intent, check: Check | None = None
+    ) -> int:
         await asyncio.sleep(self._draw.uniform(0.0, 0.01))
         assert isinstance(change, EpochRaised)
         subject = VICTIM if change.subject == str(VICTIM) else OTHER

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trunkline.control.book import Book, Check
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
 from trunkline.control.outbox import MAX_PENDING, Outbox
 from trunkline.control.receipts import (
@@ -63,9 +64,14 @@ class Ledger:
     is_store_down: bool = False
     is_audit_down: bool = False
     written: list[str] = field(default_factory=list[str])
+    book: Book = field(default_factory=Book)
 
-    async def commit(self, change: EpochRaised | SubjectEnabled, intent: Intent) -> int:
+    async def commit(
+        self, change: EpochRaised | SubjectEnabled, intent: Intent, check: Check | None = None
+    ) -> int:
         await asyncio.sleep(0.001)
+        if check is not None:
+            check(self.book)
         if self.is_store_down:
             raise RegistryDown("no disk")
         rev = self.table.rev + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,6 +210,47 @@ def test_a_tenants_admin_makes_keys_in_its_own_tenant_only(cast: Cast) -> None:
     bodies += [{"tenant": "made-up", "create_tenant": True}, {"tenant": "acme", "org": "globex"}]
     bodies += [{"tenant": "acme", "org": "made-up"}]
     alike([admin.post("/keys", json=body) for body in bodies])
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired", "barred"])
+def test_a_key_that_ended_while_its_order_came_changes_nothing(end: str, tmp_path: Path) -> None:
+    with serving_tenants(tmp_path) as port:
+        _end_amid_orders(Cast(port), end)
+
+
+def _end_amid_orders(cast: Cast, end: str) -> None:
+    port = cast.port
+    text = port.key("acme", "tenant.admin", "security.officer", expires_in_s=60)
+    head = "{} {} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n"
+    orders = [
+        ("POST", "/keys", b'{"tenant":"acme"}'),
+        ("POST", "/revoke", b'{"subject":"tenant/globex","reason":"r"}'),
+        ("POST", "/enable", b'{"subject":"model/m"}'),
+        ("DELETE", f"/keys/{cast.foreign_key}", b"{}"),
+    ]
+    port.operator.post("/revoke", json={"subject": "model/m", "reason": "r"})
+    host = port.url.removeprefix("http://")
+    with contextlib.ExitStack() as stack:
+        links: list[socket.socket] = []
+        for method, path, body in orders:
+            name, _, number = host.rpartition(":")
+            link = stack.enter_context(socket.create_connection((name, int(number)), timeout=10))
+            words = head.format(method, path, host, text, len(body)).encode()
+            # It reads bodies only of those it let in: then it is waiting for the rest of this one.
+            link.sendall(words.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n"))
+            assert b" 100 " in link.recv(65_536).partition(b"\r\n")[0]
+            links.append(link)
+        if end == "revoked":
+            assert port.operator.delete("/keys/" + text.split("_")[1]).status_code == 200
+        elif end == "expired":
+            port.clock.ahead_s += 61
+        else:
+            port.operator.post("/revoke", json={"subject": "tenant/acme", "reason": "r"})
+        book = port.registry.book
+        for link, (_, _, body) in zip(links, orders, strict=True):
+            link.sendall(body)
+            assert b" 401 " in link.recv(65_536).partition(b"\r\n")[0]
+    assert port.registry.book is book
 
 
 @pytest.mark.parametrize("role", ["org.admin", "fleet.operator", "security.officer", "auditor"])

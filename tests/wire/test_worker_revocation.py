@@ -14,6 +14,7 @@ import pytest
 from single import PROMPT, Running, cached, worker
 
 from trunkline.adapters.clock import SystemClock
+from trunkline.control.book import Check
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
 from trunkline.control.holders import HolderParts, WorkerHolder
 from trunkline.control.probe import fetch, post
@@ -34,7 +35,9 @@ class Ledger:
     def __init__(self) -> None:
         self.table = EpochTable()
 
-    async def commit(self, change: EpochRaised | SubjectEnabled, intent: Intent) -> int:
+    async def commit(
+        self, change: EpochRaised | SubjectEnabled, intent: Intent, check: Check | None = None
+    ) -> int:
         assert isinstance(change, EpochRaised)
         rev = self.table.rev + 1
         self.table = self.table.raised(ACME, change.epoch, rev=rev, bars=change.bars)

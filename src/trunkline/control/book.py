@@ -7,8 +7,9 @@ Must never: give an id out a second time, or know a clock. Read `registry.py` ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from trunkline.control.changes import TenantPolicySet
 from trunkline.core.credentials import KeyBook, KeyRecord
@@ -180,6 +181,11 @@ class Book:
         if word not in ids:
             raise UnknownName(f"there is no {kind} {word[:80]!r}")
         return word
+
+
+Check: TypeAlias = Callable[[Book], None]
+"""Asked of the book that a change is about to be made to, in the step that commits it: whether it
+may still be. Raises the GatewayError that says why not."""
 
 
 def person_of(record: KeyRecord | None, actor: str) -> str:

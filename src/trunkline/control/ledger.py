@@ -17,11 +17,12 @@ from typing import assert_never
 
 from trunkline.control import changes as log
 from trunkline.control.audit import REGISTRY_ACTION, AuditLog
+from trunkline.control.book import Check
 from trunkline.control.receipts import Erasure, Receipt
 from trunkline.control.registry import Registry
 from trunkline.core.audit import AuditEvent, Kind
 from trunkline.core.epochs import Subject
-from trunkline.errors import AuditDown, Busy, ChangeRefused, RegistryDown
+from trunkline.errors import AccessEnded, AuditDown, Busy, ChangeRefused, RegistryDown
 
 _BATCH = 100
 
@@ -44,19 +45,21 @@ class Ledger:
         """Up to here an earlier life of the process made the changes."""
         self._lock = asyncio.Lock()
 
-    async def commit(self, change: log.Change, intent: log.Intent) -> Recorded:
+    async def commit(
+        self, change: log.Change, intent: log.Intent, check: Check | None = None
+    ) -> Recorded:
         """Carry out one change. Raises AuditDown where it grants and no sink can keep the intent;
-        ChangeRefused, RegistryDown, Busy.
+        ChangeRefused, RegistryDown, Busy, and what `check` raises (see `Registry.commit`).
         """
         if not log.widens(change):
-            rev = await self._registry.commit(change, intent)
+            rev = await self._registry.commit(change, intent, check)
             return Recorded(rev=rev, is_audited=await self._is_recorded())
         if not await self.catch_up():
             raise AuditDown("the audit log does not take what came before: nothing may be granted")
         await self._audit.write(self._wanted(log.name_of(change), _target(change), intent))
         try:
-            rev = await self._registry.commit(change, intent)
-        except (ChangeRefused, RegistryDown, Busy) as error:
+            rev = await self._registry.commit(change, intent, check)
+        except (ChangeRefused, RegistryDown, Busy, AccessEnded) as error:
             action = f"wanted.{log.name_of(change)}"
             event = _event(Kind.OUTCOME, action, intent, result="refused", reason=str(error))
             await self._audit.note(event)

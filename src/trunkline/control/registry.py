@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from trunkline.control.book import Book, Limits
+from trunkline.control.book import Book, Check, Limits
 from trunkline.control.changes import (
     Change,
     Entry,
@@ -119,18 +119,19 @@ class Registry:
         """An id for an organisation, a tenant or a public prefix: 128 bits in hex."""
         return random_bytes(16).hex()
 
-    async def commit(self, change: Change, intent: Intent) -> int:
+    async def commit(self, change: Change, intent: Intent, check: Check | None = None) -> int:
         """Make a change durable and part of the book; its revision.
 
-        Runs to its end when cancelled: what is durable takes effect. Raises ChangeRefused,
-        RegistryDown, Busy.
+        `check` is asked of the very book that the change is made to. Runs to its end when
+        cancelled: what is durable takes effect. Raises ChangeRefused, RegistryDown, Busy, and what
+        `check` raises.
         """
         if self._waiting >= MAX_WAITING_COMMITS:
             raise Busy(f"{self._waiting} changes wait for the registry, at most that many may")
         self._waiting += 1
         try:
             async with self._lock:
-                return await unbroken(self._commit(change, intent))
+                return await unbroken(self._commit(change, intent, check))
         finally:
             self._waiting -= 1
 
@@ -142,10 +143,12 @@ class Registry:
             raise RegistryDown(str(error)) from error
         return [(rev, _decoded(rev, record)) for rev, record in rows if rev <= self.rev]
 
-    async def _commit(self, change: Change, intent: Intent) -> int:
+    async def _commit(self, change: Change, intent: Intent, check: Check | None) -> int:
         for _ in range(_ATTEMPTS):
             if self._is_unsure:
                 await self._settle()
+            if check is not None:
+                check(self._book)
             entry = Entry(change=change, intent=intent)
             record, book = self._prepared(entry)
             try:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
+from trunkline.control.book import Check
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
 from trunkline.control.outbox import Outbox
 from trunkline.control.receipts import (
@@ -65,9 +66,12 @@ class Registry(Protocol):
     @property
     def table(self) -> EpochTable: ...
 
-    async def commit(self, change: EpochRaised | SubjectEnabled, intent: Intent) -> int:
+    async def commit(
+        self, change: EpochRaised | SubjectEnabled, intent: Intent, check: Check | None = None
+    ) -> int:
         """The revision of the change, durable and in `table` when this returns. Raises StoreDown
-        where it cannot be said whether it happened.
+        where it cannot be said whether it happened, and what `check` raises in the step that
+        commits.
         """
         ...
 
@@ -167,19 +171,24 @@ class Revoker(Supervised):
         self.begin(self.outbox.run(), "audit outbox")
         return self
 
-    async def invalidate(self, subject: Subject, intent: Intent) -> Receipt:
+    async def invalidate(
+        self, subject: Subject, intent: Intent, check: Check | None = None
+    ) -> Receipt:
         """Make what is cached of `subject` unreachable; who runs finishes. Raises as `revoke`."""
-        return await self._command(Verb.INVALIDATE, subject, intent)
+        return await self._command(Verb.INVALIDATE, subject, intent, check)
 
-    async def revoke(self, subject: Subject, intent: Intent) -> Receipt:
+    async def revoke(self, subject: Subject, intent: Intent, check: Check | None = None) -> Receipt:
         """As `invalidate`, and abort what runs and refuse what comes until `enable`.
 
         Goes on to its end when the caller is cancelled. Raises Busy when too many run, StoreDown
-        when the registry cannot say that it is durable; nothing is proven then.
+        when the registry cannot say that it is durable; nothing is proven then. Raises what
+        `check` raises, in the step that commits.
         """
-        return await self._command(Verb.REVOKE, subject, intent)
+        return await self._command(Verb.REVOKE, subject, intent, check)
 
-    async def enable(self, subject: Subject, intent: Intent) -> int | None:
+    async def enable(
+        self, subject: Subject, intent: Intent, check: Check | None = None
+    ) -> int | None:
         """Admit a revoked subject again, under its new epoch; the revision. None if it was not
         revoked. Raises AuditDown: what widens is in the audit log first.
         """
@@ -187,16 +196,19 @@ class Revoker(Supervised):
             return None
         await self._parts.audit.intent("enable", subject, intent)
         async with self._commits:
-            return await self._parts.registry.commit(SubjectEnabled(subject=str(subject)), intent)
+            change = SubjectEnabled(subject=str(subject))
+            return await self._parts.registry.commit(change, intent, check)
 
     async def resume(self, order: Order, intent: Intent) -> Receipt:
         """Carry out what the registry's log holds already, and a restart cut off."""
         return await self._to_the_end(self._enforce(order, intent, self._parts.clock.now()))
 
-    async def _command(self, verb: Verb, subject: Subject, intent: Intent) -> Receipt:
+    async def _command(
+        self, verb: Verb, subject: Subject, intent: Intent, check: Check | None
+    ) -> Receipt:
         if self._running_count >= MAX_RUNNING:
             raise Busy(f"{MAX_RUNNING} revocations are on their way, no more are taken")
-        return await self._to_the_end(self._carry_out(verb, subject, intent))
+        return await self._to_the_end(self._carry_out(verb, subject, intent, check))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, Receipt]) -> Receipt:
         """What `work` returns or raises. It is not cancelled with the caller."""
@@ -218,14 +230,16 @@ class Revoker(Supervised):
             self._running_count -= 1
             result.cancel()  # nothing where it has its result
 
-    async def _carry_out(self, verb: Verb, subject: Subject, intent: Intent) -> Receipt:
+    async def _carry_out(
+        self, verb: Verb, subject: Subject, intent: Intent, check: Check | None
+    ) -> Receipt:
         parts, began_at = self._parts, self._parts.clock.now()
         async with self._commits:
             epoch = parts.registry.table.epochs.get(subject, 0) + 1
             change = EpochRaised(
                 subject=str(subject), epoch=epoch, verb=verb.value, bars=verb is Verb.REVOKE
             )
-            rev = await parts.registry.commit(change, intent)
+            rev = await parts.registry.commit(change, intent, check)
         assert parts.registry.table.rev >= rev, "a committed change is in the table"
         order = Order(rev=rev, subject=subject, epoch=epoch, verb=verb)
         return await self._enforce(order, intent, began_at)
