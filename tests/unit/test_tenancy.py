@@ -136,6 +136,32 @@ def test_only_operators_and_open_gateways_see_decisions() -> None:
     assert desk.tenancy.admit(asked(operator)).sees_decisions
 
 
+@pytest.mark.parametrize(
+    "roles", [(), (Role.AUDITOR,), (Role.SECURITY_OFFICER,), (Role.AUDITOR, Role.SECURITY_OFFICER)]
+)
+def test_who_has_no_role_that_asks_for_inference_is_refused_before_any_model(
+    roles: tuple[Role, ...],
+) -> None:
+    watcher = replace(ALICE, actor="k9", roles=frozenset(roles), models=frozenset({"other"}))
+    tenancy = Desk().tenancy
+
+    for ask in (lambda: tenancy.admit(asked(watcher)), lambda: tenancy.require_access(watcher)):
+        with pytest.raises(ClientError) as caught:
+            ask()
+        assert (caught.value.refusal.status, caught.value.refusal.code) == (403, "role_missing")
+
+
+@pytest.mark.parametrize(
+    "role", [Role.TENANT_USER, Role.TENANT_ADMIN, Role.ORG_ADMIN, Role.FLEET_OPERATOR]
+)
+def test_roles_of_those_who_run_things_may_ask_for_inference_too(role: Role) -> None:
+    for roles in ({role}, {role, Role.AUDITOR}):
+        caller = replace(ALICE, actor="k9", roles=frozenset(roles))
+        tenancy = Desk().tenancy
+        tenancy.require_access(caller)
+        assert tenancy.admit(asked(caller)).scope is not None
+
+
 def test_a_session_belongs_to_whoever_began_it() -> None:
     tenancy = Desk().tenancy
     name = tenancy.begin_session(ALICE)

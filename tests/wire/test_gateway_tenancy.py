@@ -29,7 +29,7 @@ from scripted import (
 from trunkline.config import LimitsConfig
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
-from trunkline.core.principals import Principal
+from trunkline.core.principals import Principal, Role
 from trunkline.gateway.contracts import ClientError, Refusal
 from trunkline.gateway.tenancy import Tenancy
 
@@ -39,6 +39,7 @@ CALLERS = {
     b"Bearer tenant": replace(ALICE, user="", actor="k2"),
     b"Bearer other": Principal(org="o1", tenant="t2", actor="k3", auth_method="key"),
     b"Bearer sessions": replace(ALICE, actor="k5", default_scope=ScopeKind.SESSION),
+    b"Bearer auditor": replace(ALICE, actor="k6", roles=frozenset({Role.AUDITOR})),
     b"Bearer limited": replace(ALICE, actor="k4", models=frozenset({"x"})),
 }
 TENANT = Subject(kind=SubjectKind.TENANT, path="t1")
@@ -133,6 +134,18 @@ async def test_a_caller_whose_default_is_a_session_is_told_its_name_unasked() ->
         assert (first.status, again.status) == (200, 200)
         assert scopes[0] == scopes[1]
         assert "x-trunkline-session" not in again.headers
+
+
+@wire
+async def test_an_auditor_reads_no_model_and_reaches_no_worker() -> None:
+    async with (
+        worker(answering(json_answer())) as w,
+        running(FixedPicker(w), tenancy=tenancy(Lease()), models=lambda _who: b"{}") as gateway,
+    ):
+        for ask in (of("auditor"), get("/v1/models", extra="authorization: Bearer auditor\r\n")):
+            reply = await gateway.ask(ask)
+            assert (reply.status, reply.error["code"]) == (403, "role_missing")
+        assert not w.seen
 
 
 @wire

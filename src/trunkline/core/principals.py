@@ -14,9 +14,10 @@ from trunkline.core.identity import Scope, ScopeKind
 
 
 class Role(Enum):
-    """What a credential may do beside asking for inference."""
+    """What a credential may do."""
 
     TENANT_USER = "tenant.user"
+    """Asks for inference, and nothing else."""
     TENANT_ADMIN = "tenant.admin"
     """Invalidates and reads the audit of its own tenant."""
     ORG_ADMIN = "org.admin"
@@ -27,6 +28,14 @@ class Role(Enum):
     """Revokes anything, registers public prefixes, makes keys."""
     AUDITOR = "auditor"
     """Reads and verifies the audit log."""
+
+
+INFERENCE_ROLES = frozenset(
+    {Role.TENANT_USER, Role.TENANT_ADMIN, Role.ORG_ADMIN, Role.FLEET_OPERATOR}
+)
+"""Who may ask for inference: whoever runs a part of what is served. Officers and auditors watch
+over it; they use what they watch only with one of these roles beside their own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,9 @@ class Principal:
     def __hash__(self) -> int:
         # Of two fields: callers are looked up for each request, and hashing all costs 2 us.
         return (self.tenant, self.actor).__hash__()
+
+    def may_infer(self) -> bool:
+        return not self.roles.isdisjoint(INFERENCE_ROLES)
 
     def may_use_model(self, name: str) -> bool:
         return self.models is None or name in self.models

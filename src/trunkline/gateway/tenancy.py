@@ -119,8 +119,8 @@ class Tenancy:
     def admit(self, asked: Asked) -> Grant:
         """What the request runs under. Without a lease it runs, and reuses and keeps nothing.
 
-        Raises ClientError for what is barred, a model that the caller may not use, a wider scope,
-        or one it has no part for.
+        Raises ClientError for a caller without a role for it, what is barred, a model that the
+        caller may not use, a wider scope, or one it has no part for.
         """
         served = self.served_model()
         if served != self._served:
@@ -158,7 +158,10 @@ class Tenancy:
         )
 
     def require_access(self, principal: Principal) -> None:
-        """Raises ClientError where the caller was revoked, whatever it asks for."""
+        """Raises ClientError where the caller was revoked or has no role here, whatever it asks
+        for.
+        """
+        _require_role(principal)
         try:
             self._table.admit(principal, "")
         except PermissionError as error:
@@ -258,6 +261,7 @@ class Tenancy:
 
     def _grant(self, asked: Asked) -> Grant:
         principal = asked.principal
+        _require_role(principal)
         served = self._served
         model = asked.model or served
         adapter = model if served and model != served else ""
@@ -282,6 +286,12 @@ class Tenancy:
             adapter=adapter,
             sees_decisions=principal.auth_method == "off" or Role.FLEET_OPERATOR in principal.roles,
         )
+
+
+def _require_role(principal: Principal) -> None:
+    if not principal.may_infer():
+        text = "no role of this credential may ask for inference; tenant.user may"
+        raise ClientError(Refusal(status=403, code="role_missing", message=text))
 
 
 def _may_use(principal: Principal, model: str, served: str, adapter: str) -> bool:
