@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from trunkline.administration_pace import KEY_CHANGES, RAISES, TenantPace
 from trunkline.administration_reach import (
     check_caller,
     check_key,
@@ -108,6 +109,8 @@ class Administration:
     def __init__(self, parts: AdministrationParts) -> None:
         self._parts = parts
         self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_BURST, parts.clock.now())
+        self._raises = TenantPace(RAISES, parts.clock)
+        self._key_changes = TenantPace(KEY_CHANGES, parts.clock)
         self.refusals_unrecorded = 0
         """Since the last one that was recorded."""
 
@@ -232,6 +235,7 @@ class Administration:
             if call.extent is not Extent.FLEET:
                 return None
             raise ChangeRefused(f"tenant {order.tenant} is not of organisation {order.org}")
+        self._key_changes.charge(call)
         new = draw_key(self._parts.draw, self._parts.hash_secret)
         record = self._key_record(order, tenant, new)
         recorded = await self._commit(call, key_added(record))
@@ -247,6 +251,7 @@ class Administration:
             return None
         if record.is_revoked:
             return Done(rev=None, what=f"key/{key_id}")
+        self._key_changes.charge(call)
         return _done(await self._commit(call, log.KeyRevoked(key_id=key_id)), f"key/{key_id}")
 
     def _may_make_tenant(self, call: Call, order: KeyOrder) -> bool:
@@ -290,6 +295,7 @@ class Administration:
         target = self._subject(call, subject)
         if target is None:
             return None
+        self._raises.charge(call)
         receipt = await self._parts.revoker.revoke(target, self._intent(call), self._check(call))
         return receipt_view(self._book, receipt, call.extent)
 
@@ -297,6 +303,7 @@ class Administration:
         target = self._subject(call, subject)
         if target is None:
             return None
+        self._raises.charge(call)
         check = self._check(call)
         receipt = await self._parts.revoker.invalidate(target, self._intent(call), check)
         return receipt_view(self._book, receipt, call.extent)

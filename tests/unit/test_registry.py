@@ -48,6 +48,7 @@ from trunkline.control.registry import Committed, Registry
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
 from trunkline.errors import Busy, ChangeRefused, RegistryBroken, RegistryDown, UnknownName
+from trunkline.worker.agent import MAX_SUBJECTS
 
 TENANT_OF = Subject(kind=SubjectKind.TENANT, path=TENANT.tenant)
 FLEET = Subject(kind=SubjectKind.FLEET)
@@ -404,6 +405,49 @@ def test_each_table_has_a_bound(limits: Limits, allowed: Change, refused: Change
             await registry.commit(refused, intent())
 
     run(scenario())
+
+
+def test_one_tenants_users_that_were_raised_have_a_bound_that_others_do_not_share() -> None:
+    async def scenario() -> None:
+        other = TenantAdded(tenant=an_id(3), org=ORG.org, name="globex")
+        registry = await fresh(ORG, TENANT, other, limits=Limits(raised_users=2))
+
+        async def user(name: str, epoch: int = 1, tenant: str = an_id(2), **how: bool) -> None:
+            await registry.commit(raised(epoch, subject=f"user/{tenant}/{name}", **how), intent())
+
+        await user("ann")
+        await user("bob")
+        with pytest.raises(ChangeRefused, match="the tenant as a whole"):
+            await user("cyd")
+        await user("ann", 2)
+        await user("cyd", tenant=an_id(3))
+        # Shutting somebody out has as much room again.
+        await user("cyd", is_revoked=True)
+        await user("dan", is_revoked=True)
+        with pytest.raises(ChangeRefused, match="the tenant as a whole"):
+            await user("eve", is_revoked=True)
+        await commit_all(registry, raised(1))
+
+    run(scenario())
+
+
+def test_names_that_anyone_could_make_up_leave_room_for_tenants_and_these_for_the_fleet() -> None:
+    async def scenario() -> None:
+        registry = await fresh(ORG, TENANT, limits=Limits(raised_names=2, raised=3))
+        await commit_all(registry, *(raised(1, subject=f"model/{name}") for name in "ab"))
+        for subject in ("model/c", "adapter/c", "key_class/c", f"user/{TENANT.tenant}/c"):
+            with pytest.raises(ChangeRefused, match="at most 2"):
+                await commit_all(registry, raised(1, subject=subject))
+        await commit_all(registry, raised(1))
+        with pytest.raises(ChangeRefused, match="the fleet"):
+            await commit_all(registry, raised(1, subject=f"org/{ORG.org}"))
+        await commit_all(registry, raised(1, subject="fleet"), raised(2))
+
+    run(scenario())
+
+
+def test_all_that_may_be_raised_is_less_than_a_worker_takes() -> None:
+    assert Limits().raised_names < Limits().raised < MAX_SUBJECTS - 1
 
 
 def test_a_log_with_a_gap_is_refused() -> None:

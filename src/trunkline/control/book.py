@@ -27,6 +27,14 @@ class Limits:
     orgs: int = 10_000
     tenants: int = 100_000
     publics: int = 1_000
+    raised_users: int = 1_000
+    """Users of one tenant that were ever raised; to revoke them, as many again."""
+    raised_names: int = 30_000
+    """Users, classes, models and adapters together: names that anyone can make up."""
+    raised: int = 60_000
+    """Everything but the fleet. Workers keep them all, and take 65,536 (`MAX_SUBJECTS` there): at
+    more they would lose their leases, and all tenants their caches.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

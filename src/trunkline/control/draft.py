@@ -30,6 +30,10 @@ from trunkline.core.principals import Role
 
 MAX_PUBLIC_DAYS = 90
 _DAY_MS = 86_400_000
+_MADE_UP = frozenset(
+    {SubjectKind.USER, SubjectKind.KEY_CLASS, SubjectKind.MODEL, SubjectKind.ADAPTER}
+)
+"""Kinds of subjects that exist as soon as somebody names them."""
 
 
 class Draft:
@@ -162,6 +166,8 @@ class Draft:
         # all that were lost: the first revision behind them.
         if change.epoch > rev:
             raise ValueError(f"epoch {change.epoch} of {subject} is above its revision {rev}")
+        if self._limits is not None and subject not in self._table.epochs:
+            _require_room(self._table, subject, self._limits, bars=change.bars)
         if change.bars is not (change.verb == "revoke"):
             raise ValueError(f"{change.verb} of {subject} with bars={change.bars}")
         return self._table.raised(subject, change.epoch, rev=rev, bars=change.bars)
@@ -291,6 +297,33 @@ class Draft:
 def _require(count: int, limit: int, what: str) -> None:
     if count > limit:
         raise ValueError(f"{count} {what}, at most {limit}")
+
+
+def _require_room(table: EpochTable, subject: Subject, limits: Limits, *, bars: bool) -> None:
+    """Whether one more may have an epoch: it stays in the table of every holder for good."""
+    if subject.kind is SubjectKind.FLEET:
+        return
+    kinds = [raised.kind for raised in table.epochs]
+    if subject.kind is SubjectKind.USER:
+        begin = subject.path.partition("/")[0] + "/"
+        own = sum(s.kind is SubjectKind.USER and s.path.startswith(begin) for s in table.epochs)
+        allowed = 2 * limits.raised_users if bars else limits.raised_users
+        if own >= allowed:
+            raise ValueError(
+                f"{own} users of the tenant were revoked or invalidated, at most {allowed} may:"
+                " do it to the tenant as a whole"
+            )
+    named = sum(kind in _MADE_UP for kind in kinds)
+    if subject.kind in _MADE_UP and named >= limits.raised_names:
+        raise ValueError(
+            f"{named} users, classes, models and adapters were revoked or invalidated, at most"
+            f" {limits.raised_names} may: do it to a tenant, or to the fleet"
+        )
+    if len(kinds) >= limits.raised:
+        raise ValueError(
+            f"{len(kinds)} subjects were revoked or invalidated, at most {limits.raised} may: do"
+            " it to the fleet"
+        )
 
 
 def _key_record(change: log.KeyAdded) -> KeyRecord:

@@ -290,7 +290,10 @@ async def _on_http_problem(_request: Request, error: Exception) -> Response:
 
 async def _on_gateway_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    return problem_response(error.status, str(error), error.code)
+    response = problem_response(error.status, str(error), error.code)
+    if error.status in (429, 503):
+        response.headers["retry-after"] = str(error.retry_after_s)
+    return response
 
 
 async def _on_bug(_request: Request, _error: Exception) -> Response:
