@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from trunkline.administration_pace import KEY_CHANGES, RAISES, TenantPace
+from trunkline.administration_pace import KEY_CHANGES, RAISES, TenantPace, party_of
 from trunkline.administration_reach import (
     check_caller,
     check_key,
@@ -296,7 +296,9 @@ class Administration:
         if target is None:
             return None
         self._raises.charge(call)
-        receipt = await self._parts.revoker.revoke(target, self._intent(call), self._check(call))
+        receipt = await self._parts.revoker.revoke(
+            target, self._intent(call), self._check(call), party=party_of(call)
+        )
         return receipt_view(self._book, receipt, call.extent)
 
     async def invalidate(self, call: Call, subject: str) -> ReceiptView | None:
@@ -304,8 +306,9 @@ class Administration:
         if target is None:
             return None
         self._raises.charge(call)
-        check = self._check(call)
-        receipt = await self._parts.revoker.invalidate(target, self._intent(call), check)
+        receipt = await self._parts.revoker.invalidate(
+            target, self._intent(call), self._check(call), party=party_of(call)
+        )
         return receipt_view(self._book, receipt, call.extent)
 
     async def enable(self, call: Call, subject: str) -> Done | None:

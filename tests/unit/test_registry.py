@@ -376,6 +376,7 @@ def test_changes_beyond_the_bound_of_waiting_ones_are_told_to_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registry_module, "MAX_WAITING_COMMITS", 2)
+    monkeypatch.setattr(registry_module, "KEPT_FOR_EPOCHS", 0)
 
     async def scenario() -> None:
         registry = await fresh()
@@ -385,6 +386,23 @@ def test_changes_beyond_the_bound_of_waiting_ones_are_told_to_come_back(
         )
         assert ends[:2] == [1, 2]
         assert isinstance(ends[2], Busy)
+
+    run(scenario())
+
+
+def test_changes_that_wait_leave_room_for_what_takes_away_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry_module, "KEPT_FOR_EPOCHS", 1)
+    monkeypatch.setattr(registry_module, "MAX_WAITING_COMMITS", 3)
+
+    async def scenario() -> None:
+        registry = await fresh(ORG, TENANT)
+        changes = [a_key(1), a_key(2), a_key(3), raised(1)]
+        ends = await asyncio.gather(
+            *(registry.commit(change, intent()) for change in changes), return_exceptions=True
+        )
+        assert [isinstance(end, Busy) for end in ends] == [False, False, True, False]
 
     run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trunkline.control.book import Book, Check
+from trunkline.control.book import Book, Check, subject_of
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
 from trunkline.control.outbox import MAX_PENDING, Outbox
 from trunkline.control.receipts import (
@@ -27,19 +28,25 @@ from trunkline.control.revocation import (
     HERE,
     MAX_FOLLOWED,
     MAX_RUNNING,
+    MAX_RUNNING_OF_ONE,
+    MAX_RUNNING_OF_TENANTS,
     Revoker,
     RevokerParts,
 )
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.freshness import LeaseGrants, Order, Verb, grant_ms
 from trunkline.core.records import BootInstant, Instant, WallTime
-from trunkline.errors import AuditDown, Busy, RegistryDown, WorkerLost, WorkerTimeout
+from trunkline.errors import AccessEnded, AuditDown, Busy, RegistryDown, WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 from virtual_loop import VirtualLoop
 
 ACME = Subject(kind=SubjectKind.TENANT, path="a" * 32)
 ME = Intent(actor="officer", reason="test")
 LOG = EventLog("test-revocation")
+
+
+def user(number: int) -> Subject:
+    return Subject(kind=SubjectKind.USER, path=f"{'a' * 32}/{number}")
 
 
 @dataclass
@@ -76,7 +83,8 @@ class Ledger:
             raise RegistryDown("no disk")
         rev = self.table.rev + 1
         if isinstance(change, EpochRaised):
-            self.table = self.table.raised(ACME, change.epoch, rev=rev, bars=change.bars)
+            subject = subject_of(change.subject)
+            self.table = self.table.raised(subject, change.epoch, rev=rev, bars=change.bars)
         else:
             self.table = self.table.enabled(ACME, rev=rev)
         return rev
@@ -337,15 +345,75 @@ def test_what_holders_erase_is_added_to_the_receipt(loop: VirtualLoop) -> None:
 
 def test_one_more_than_may_run_is_told_to_come_back(loop: VirtualLoop) -> None:
     async def scenario(bench: Bench) -> None:
-        tasks = [asyncio.create_task(bench.revoker.revoke(ACME, ME)) for _ in range(MAX_RUNNING)]
+        tasks = [asyncio.create_task(bench.revoker.revoke(user(n), ME)) for n in range(MAX_RUNNING)]
         await asyncio.sleep(0.0)
         with pytest.raises(Busy):
             await bench.revoker.revoke(ACME, ME)
         receipts = await asyncio.gather(*tasks)
-        assert [receipt.epoch for receipt in receipts] == list(range(1, MAX_RUNNING + 1))
+        assert [receipt.rev for receipt in receipts] == list(range(1, MAX_RUNNING + 1))
         assert (await bench.revoker.revoke(ACME, ME)).rev == MAX_RUNNING + 1
 
     play(loop, scenario, Scripted("w1", NEVER))
+
+
+def test_tenants_leave_room_for_emergencies_and_one_of_them_for_the_others(
+    loop: VirtualLoop,
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        revoker, numbers = bench.revoker, itertools.count()
+
+        def begin(party: str) -> asyncio.Task[Receipt]:
+            work = revoker.invalidate(user(next(numbers)), ME, party=party)
+            return asyncio.create_task(work)
+
+        one = [begin("t0") for _ in range(MAX_RUNNING_OF_ONE)]
+        await asyncio.sleep(0.0)
+        with pytest.raises(Busy, match="of yours"):
+            await revoker.invalidate(ACME, ME, party="t0")
+        others = [
+            begin(f"t{1 + n // MAX_RUNNING_OF_ONE}")
+            for n in range(MAX_RUNNING_OF_TENANTS - MAX_RUNNING_OF_ONE)
+        ]
+        await asyncio.sleep(0.0)
+        with pytest.raises(Busy):
+            await revoker.invalidate(ACME, ME, party="late")
+        await asyncio.wait_for(revoker.revoke(ACME, ME), 3.3)
+        await asyncio.gather(*one, *others)
+        assert (await revoker.invalidate(ACME, ME, party="t0")).epoch == 2
+
+    play(loop, scenario, Scripted("w1", NEVER))
+
+
+def test_commands_for_one_subject_that_wait_for_their_commit_become_one(loop: VirtualLoop) -> None:
+    """Those that come when it is committed need an epoch of their own: there may be new blocks."""
+
+    async def scenario(bench: Bench) -> None:
+        first = [asyncio.create_task(bench.revoker.invalidate(ACME, ME)) for _ in range(100)]
+        await asyncio.sleep(0.01)
+        assert bench.ledger.table.rev == 1
+        second = [asyncio.create_task(bench.revoker.invalidate(ACME, ME)) for _ in range(100)]
+        revoked = asyncio.create_task(bench.revoker.revoke(ACME, ME))
+        assert {receipt.rev for receipt in await asyncio.gather(*first)} == {1}
+        assert {receipt.rev for receipt in await asyncio.gather(*second)} == {2}
+        assert (await revoked).rev == 3
+        await asyncio.sleep(1.0)
+        assert bench.ledger.written.count("outcome 1") == 100, "each of them is on record"
+
+    play(loop, scenario, Scripted("w1", NEVER))
+
+
+def test_who_joins_one_whose_right_ends_gets_its_own(loop: VirtualLoop) -> None:
+    async def scenario(bench: Bench) -> None:
+        def ended(_book: Book) -> None:
+            raise AccessEnded("a valid bearer key is needed")
+
+        first = asyncio.create_task(bench.revoker.invalidate(ACME, ME, ended))
+        second = asyncio.create_task(bench.revoker.invalidate(ACME, ME))
+        with pytest.raises(AccessEnded):
+            await first
+        assert (await second).rev == 1
+
+    play(loop, scenario, Scripted("w1"))
 
 
 def test_of_too_many_revocations_the_oldest_is_followed_no_longer(loop: VirtualLoop) -> None:

@@ -34,6 +34,9 @@ from trunkline.ports.store import Store, StoreBroken, StoreConflict, StoreDown
 
 READ_BATCH = 500
 MAX_WAITING_COMMITS = 256
+KEPT_FOR_EPOCHS = 64
+"""Of those places, so many are for revocations alone."""
+
 MAX_SUBSCRIBERS = 64
 MAX_LOST_REVISIONS = 100_000
 """More between a backup and what was acknowledged is no backup of this log."""
@@ -126,7 +129,8 @@ class Registry:
         cancelled: what is durable takes effect. Raises ChangeRefused, RegistryDown, Busy, and what
         `check` raises.
         """
-        if self._waiting >= MAX_WAITING_COMMITS:
+        kept = 0 if isinstance(change, EpochRaised) else KEPT_FOR_EPOCHS
+        if self._waiting >= MAX_WAITING_COMMITS - kept:
             raise Busy(f"{self._waiting} changes wait for the registry, at most that many may")
         self._waiting += 1
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,13 +37,19 @@ from trunkline.control.supervised import Supervised
 from trunkline.core.epochs import EpochTable, Subject
 from trunkline.core.freshness import Fencing, LeaseGrants, Order, Verb
 from trunkline.core.records import Instant
-from trunkline.errors import Busy, WorkerLost, WorkerTimeout
+from trunkline.errors import AccessEnded, Busy, WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
 
 MAX_RUNNING = 64
 """Revocations at a time, each of at most 3.13 s. One more is told to come back: nothing has
 happened for it yet."""
+
+MAX_RUNNING_OF_TENANTS = 48
+"""Of these, by all administrators of tenants and organisations. The rest is for emergencies."""
+
+MAX_RUNNING_OF_ONE = 4
+"""Of these, by the administrators of one."""
 
 MAX_FOLLOWED = 128
 """Revocations whose erasing is followed; the oldest is let go and its receipt stays as it is."""
@@ -134,6 +141,18 @@ class RevokerParts:
     log: EventLog
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Command:
+    """What somebody wants, before it is committed."""
+
+    verb: Verb
+    subject: Subject
+    intent: Intent
+    check: Check | None
+    party: str
+    """The tenant or organisation whose administrator it is; empty for those of the fleet."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Running:
     """One change on its way."""
@@ -164,6 +183,10 @@ class Revoker(Supervised):
         self.outbox = Outbox(parts.log)
         self._commits = asyncio.Lock()
         self._running_count = 0
+        self._running_of_tenants = 0
+        self._commands: Counter[str] = Counter()
+        """By party: those that run, and those that joined one."""
+        self._uncommitted: dict[tuple[Verb, Subject], asyncio.Future[Receipt]] = {}
         self._followed: list[_Running] = []
 
     async def __aenter__(self) -> Self:
@@ -172,19 +195,29 @@ class Revoker(Supervised):
         return self
 
     async def invalidate(
-        self, subject: Subject, intent: Intent, check: Check | None = None
+        self, subject: Subject, intent: Intent, check: Check | None = None, *, party: str = ""
     ) -> Receipt:
         """Make what is cached of `subject` unreachable; who runs finishes. Raises as `revoke`."""
-        return await self._command(Verb.INVALIDATE, subject, intent, check)
+        return await self._command(
+            _Command(verb=Verb.INVALIDATE, subject=subject, intent=intent, check=check, party=party)
+        )
 
-    async def revoke(self, subject: Subject, intent: Intent, check: Check | None = None) -> Receipt:
+    async def revoke(
+        self, subject: Subject, intent: Intent, check: Check | None = None, *, party: str = ""
+    ) -> Receipt:
         """As `invalidate`, and abort what runs and refuse what comes until `enable`.
 
         Goes on to its end when the caller is cancelled. Raises Busy when too many run, StoreDown
         when the registry cannot say that it is durable; nothing is proven then. Raises what
         `check` raises, in the step that commits.
+
+        Those of one subject that wait for their commit together become one, with a record for each.
+        `party` is the tenant or organisation whose administrator asks: these are few at a time, so
+        that the fleet's own operators and officers always get through.
         """
-        return await self._command(Verb.REVOKE, subject, intent, check)
+        return await self._command(
+            _Command(verb=Verb.REVOKE, subject=subject, intent=intent, check=check, party=party)
+        )
 
     async def enable(
         self, subject: Subject, intent: Intent, check: Check | None = None
@@ -203,19 +236,53 @@ class Revoker(Supervised):
         """Carry out what the registry's log holds already, and a restart cut off."""
         return await self._to_the_end(self._enforce(order, intent, self._parts.clock.now()))
 
-    async def _command(
-        self, verb: Verb, subject: Subject, intent: Intent, check: Check | None
-    ) -> Receipt:
-        if self._running_count >= MAX_RUNNING:
-            raise Busy(f"{MAX_RUNNING} revocations are on their way, no more are taken")
-        return await self._to_the_end(self._carry_out(verb, subject, intent, check))
+    async def _command(self, command: _Command) -> Receipt:
+        if not command.party:
+            return await self._joined(command)
+        if self._commands[command.party] >= MAX_RUNNING_OF_ONE:
+            raise Busy(f"{MAX_RUNNING_OF_ONE} revocations of yours are on their way already")
+        self._commands[command.party] += 1
+        try:
+            return await self._joined(command)
+        finally:
+            self._commands[command.party] -= 1
+            if not self._commands[command.party]:
+                del self._commands[command.party]
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, Receipt]) -> Receipt:
-        """What `work` returns or raises. It is not cancelled with the caller."""
+    async def _joined(self, command: _Command) -> Receipt:
+        """By the one that waits for its commit and does the same, or by one of its own."""
+        key = command.verb, command.subject
+        while (waiting := self._uncommitted.get(key)) is not None:
+            try:
+                receipt = await asyncio.shield(waiting)
+            except AccessEnded:
+                continue  # the right of the other, which says nothing of ours
+            self.outbox.put(partial(self._parts.audit.outcome, receipt, command.intent))
+            return receipt
+        limit = MAX_RUNNING_OF_TENANTS if command.party else MAX_RUNNING
+        running = self._running_of_tenants if command.party else self._running_count
+        if running >= limit or self._running_count >= MAX_RUNNING:
+            raise Busy(f"{running} revocations are on their way, no more are taken")
+        return await self._to_the_end(self._carry_out(command), command)
+
+    async def _to_the_end(
+        self, work: Coroutine[Any, Any, Receipt], command: _Command | None = None
+    ) -> Receipt:
+        """What `work` returns or raises. It is not cancelled with the caller. Where it carries out
+        a command, others may join it until that is committed.
+        """
         self._running_count += 1
         result: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        if command is not None:
+            self._uncommitted[command.verb, command.subject] = result
+            if command.party:
+                self._running_of_tenants += 1
+                result.add_done_callback(self._tenants_is_over)
         self.begin(self._settle(work, result), "revocation")
         return await asyncio.shield(result)
+
+    def _tenants_is_over(self, _result: asyncio.Future[Receipt]) -> None:
+        self._running_of_tenants -= 1
 
     async def _settle(
         self, work: Coroutine[Any, Any, Receipt], result: asyncio.Future[Receipt]
@@ -230,16 +297,17 @@ class Revoker(Supervised):
             self._running_count -= 1
             result.cancel()  # nothing where it has its result
 
-    async def _carry_out(
-        self, verb: Verb, subject: Subject, intent: Intent, check: Check | None
-    ) -> Receipt:
+    async def _carry_out(self, command: _Command) -> Receipt:
         parts, began_at = self._parts, self._parts.clock.now()
+        verb, subject, intent = command.verb, command.subject, command.intent
         async with self._commits:
+            # From here on its epoch may be in force, and what comes later be cached under it.
+            del self._uncommitted[verb, subject]
             epoch = parts.registry.table.epochs.get(subject, 0) + 1
             change = EpochRaised(
                 subject=str(subject), epoch=epoch, verb=verb.value, bars=verb is Verb.REVOKE
             )
-            rev = await parts.registry.commit(change, intent, check)
+            rev = await parts.registry.commit(change, intent, command.check)
         assert parts.registry.table.rev >= rev, "a committed change is in the table"
         order = Order(rev=rev, subject=subject, epoch=epoch, verb=verb)
         return await self._enforce(order, intent, began_at)
