@@ -197,6 +197,7 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
         holdings.renew()
 
     door.tenancy.swap(registry.table)
+    door.tenancy.as_of_now = door.policies.applied
     registry.subscribe(take_in)
     beat = asyncio.create_task(_keep_ledger(ledger, ground.log))
     ground.stack.callback(beat.cancel)

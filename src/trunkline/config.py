@@ -132,6 +132,11 @@ class AuthConfig:
         "Folder of the second copy of the audit log: best on another disk, or one that is shipped "
         "away; empty takes `audit-copy` in the state folder.",
     )
+    tenant_paths: tuple[str, ...] = setting(
+        (),
+        "Paths beside the API's own that are proxied for tenants, as `/v1/embeddings`: name only "
+        "those on which your engines keep to `cache_salt`. All others are 404 to tenants.",
+    )
     jwt_issuer: str = setting("", "Issuer whose tokens (JWT) are taken; empty takes none.")
     jwt_audience: str = setting("", "Audience that tokens must be made for.")
     jwt_algorithms: tuple[str, ...] = setting(

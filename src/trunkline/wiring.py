@@ -359,6 +359,7 @@ def _front_parts(
         vocab_size=core.prompts.vocab_size,
         knows_model=membership.knows_model,
         version=cli.version(),
+        tenant_paths=frozenset(config.auth.tenant_paths),
         # A line costs some 12 us of the hot path: only for those who asked for all there is.
         on_finished=log_request if config.observe.log_level == "debug" else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -51,6 +52,13 @@ def asked(who: Principal = ALICE, wish: ScopeKind | None = None, session: str = 
     return Asked(principal=who, model="m", wish=wish, session=session)
 
 
+def under(grant: Grant) -> InferenceRequest:
+    """A request that runs under a grant."""
+    return InferenceRequest(
+        request_id="r", route=Route.CHAT, method="POST", path="/", body=b"", grant=grant
+    )
+
+
 def test_a_grant_is_made_once_and_dropped_when_the_table_moves() -> None:
     desk = Desk()
     first = desk.tenancy.admit(asked())
@@ -96,11 +104,11 @@ def test_without_a_lease_a_request_runs_and_shares_nothing() -> None:
     alone = desk.tenancy.admit(asked())
 
     assert (alone.scope, alone.domain) == (None, b"")
-    assert isinstance(desk.tenancy.objection(shared), LeaseLost)
-    assert desk.tenancy.objection(alone) is None
+    assert isinstance(desk.tenancy.objection(under(shared)), LeaseLost)
+    assert desk.tenancy.objection(under(alone)) is None
     desk.has_lease = True
     assert desk.tenancy.admit(asked()) == shared
-    assert desk.tenancy.objection(shared) is None
+    assert desk.tenancy.objection(under(shared)) is None
 
 
 def test_output_of_what_was_revoked_is_objected_to_and_of_what_was_invalidated_is_not() -> None:
@@ -108,12 +116,12 @@ def test_output_of_what_was_revoked_is_objected_to_and_of_what_was_invalidated_i
     mine, theirs = desk.tenancy.admit(asked()), desk.tenancy.admit(asked(OTHER))
     table = EpochTable().raised(TENANT, 1, rev=1, bars=False)
     desk.tenancy.swap(table)
-    assert desk.tenancy.objection(mine) is None
+    assert desk.tenancy.objection(under(mine)) is None
 
     desk.tenancy.swap(table.raised(TENANT, 2, rev=2, bars=True))
 
-    assert isinstance(desk.tenancy.objection(mine), Revoked)
-    assert desk.tenancy.objection(theirs) is None
+    assert isinstance(desk.tenancy.objection(under(mine)), Revoked)
+    assert desk.tenancy.objection(under(theirs)) is None
     with pytest.raises(ClientError) as caught:
         desk.tenancy.admit(asked())
     assert (caught.value.refusal.status, caught.value.refusal.code) == (403, "access_revoked")
@@ -348,3 +356,74 @@ def test_where_nothing_may_be_shared_each_request_has_a_salt_of_its_own() -> Non
     assert all(len(salt) == 43 for salt in salts)
     assert namespaces.namespace(alone, 16) is None
     assert not index.admitted
+
+
+def test_a_revoked_public_prefix_fences_the_answers_that_read_it() -> None:
+    tenancy = Desk().tenancy
+    public = tenancy.public_grant("p" * 32)
+    assert public is not None
+    request = under(tenancy.admit(asked()))
+    request.also_under = public.admission
+    assert tenancy.objection(request) is None
+
+    prefix = Subject(kind=SubjectKind.PUBLIC, path="p" * 32)
+    tenancy.swap(tenancy.table.raised(prefix, 1, rev=1, bars=True))
+
+    assert isinstance(tenancy.objection(request), Revoked)
+    assert not tenancy.is_current(request)
+    assert tenancy.public_grant("p" * 32) is None
+
+
+def test_a_ticket_names_the_class_of_its_own_key() -> None:
+    desk = Desk()
+    namespaces = Namespaces(derive, Index(), draw=desk.draw)
+    ci = replace(ALICE, actor="k5", key_class="ci")
+    for who in (ALICE, ci, BOB):
+        namespaces.ticket(desk.tenancy.admit(asked(who)), 16)
+
+    told = [
+        json.loads(namespaces.ticket(desk.tenancy.admit(asked(who)), 16)) for who in (ALICE, ci)
+    ]
+
+    assert told[0]["ns"] == told[1]["ns"], "one namespace, as long as no class was raised"
+    assert "key_class/ci" in told[1]["subjects"]
+    assert "key_class/ci" not in told[0]["subjects"]
+
+
+def test_raising_a_class_leaves_the_tenants_other_keys_their_namespace() -> None:
+    desk, index = Desk(), Index()
+    namespaces = Namespaces(derive, index, draw=desk.draw)
+    ci = replace(ALICE, actor="k5", key_class="ci")
+    first = namespaces.namespace(desk.tenancy.admit(asked(ci)), 16)
+    table = EpochTable().raised(
+        Subject(kind=SubjectKind.KEY_CLASS, path="ci"), 1, rev=1, bars=False
+    )
+    desk.tenancy.swap(table)
+
+    assert namespaces.retire_stale(table) == 0
+    assert namespaces.namespace(desk.tenancy.admit(asked(ALICE)), 16) is first
+    moved = namespaces.namespace(desk.tenancy.admit(asked(ci)), 16)
+    assert first is not None
+    assert moved is not None
+    assert moved.salt != first.salt
+
+
+def test_a_request_that_waited_is_admitted_under_what_holds_now() -> None:
+    desk = Desk()
+    served = [""]
+    desk.tenancy.served_model = lambda: served[0]
+    limited = replace(ALICE, adapters=frozenset())
+    request = under(desk.tenancy.admit(asked(limited)))
+    request.model = "lora"
+    served[0] = "m"  # the first worker joined meanwhile
+
+    with pytest.raises(ClientError) as caught:
+        desk.tenancy.renew(request)
+    assert caught.value.refusal.code == "model_not_found"
+
+    wide = replace(ALICE, default_scope=ScopeKind.ORG)
+    shared = under(desk.tenancy.admit(asked(wide)))
+    desk.tenancy.as_of_now = lambda principal: replace(principal, default_scope=ScopeKind.TENANT)
+    desk.tenancy.renew(shared)
+    assert shared.grant.scope is not None
+    assert shared.grant.scope.kind is ScopeKind.TENANT

@@ -16,6 +16,9 @@ from fleet import Answer, Gateway, Processes, stream_usage, until
 
 MODEL = "trunkline-sim"
 
+SALTED_PATHS = ("/v1/embeddings", "/v1/responses")
+"""Proxied unread, and the simulated worker keeps the salt there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
@@ -144,4 +147,5 @@ def tenants(
     started: Processes, urls: Sequence[str], folder: Path, *flags: str, ready: int | None = None
 ) -> Tenants:
     """A gateway with a state folder of its own in front of workers."""
-    return Tenants(started.gateway(urls, "--state-dir", str(folder / "state"), *flags, ready=ready))
+    state = ("--state-dir", str(folder / "state"), "--tenant-paths", *SALTED_PATHS)
+    return Tenants(started.gateway(urls, *state, *flags, ready=ready))

@@ -189,7 +189,8 @@ def test_an_answer_names_no_worker_and_counts_nobodys_requests(
     for number in range(8):
         headers = {**caller.headers(), "x-request-id": f"mine-{number}"}
         answer = held.gateway.chat(text_of(40, f"id {number}"), headers)
-        assert answer.json["id"] == f"chatcmpl-mine-{number}"
+        assert answer.json["id"] == f"chatcmpl-{answer.response.headers['x-request-id']}"
+        assert answer.json["id"].startswith(f"chatcmpl-mine-{number}-")
         words = f"{answer.response.headers} {answer.response.text}"
         for process in simulated:
             assert process.name not in words

@@ -95,17 +95,20 @@ def encode(answer: Answer, request_id: str, *, keeps_alive: bool, has_body: bool
     return head + answer.body if has_body else head
 
 
+_BROKEN = {502: "upstream_lost", 504: "timeout"}
+
+
 def error_event(error: GatewayError, request_id: str, tokens_delivered: int) -> bytes:
     """The last event of a stream that broke after it had begun. No `[DONE]` follows it."""
     body = {
         "error": {
-            "type": "timeout" if error.status == 504 else "upstream_lost",
+            "type": _BROKEN.get(error.status, error.kind),
             "code": error.code,
             "message": str(error),
             "param": None,
             "request_id": request_id,
             "tokens_delivered": tokens_delivered,
-            "retryable": True,
+            "retryable": error.status >= 500,
         }
     }
     return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -11,16 +11,18 @@ next.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from trunkline.errors import Busy, GatewayError
 from trunkline.gateway.answers import NOT_FOUND, Answer, encode, failed, refused
+from trunkline.gateway.body import Body
 from trunkline.gateway.claims import check_media, claimed_names, expects_answer
-from trunkline.gateway.contracts import EVERYBODY, ClientError, Refusal, Route
+from trunkline.gateway.contracts import EVERYBODY, ClientError, InferenceRequest, Refusal, Route
 from trunkline.gateway.counters import AccessRecord
 from trunkline.gateway.exchange import Exchange
-from trunkline.gateway.framing import BrokenFraming, ChunkReader
 from trunkline.gateway.head import RequestHead, parse_request
 from trunkline.gateway.inbox import Inbox
 from trunkline.gateway.line import Ending, Result
@@ -37,8 +39,7 @@ lost.
 MESSAGES_PER_TURN = 16
 """Most messages of one connection that are read before everybody else has a turn: 0.3 ms or so."""
 
-_PIECE_BYTES = 64 << 10
-"""Most bytes of a chunked body that are looked at together."""
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class State(Enum):
@@ -57,9 +58,9 @@ class ClientConnection(asyncio.Protocol):
     """See the module. The front owns it; an exchange calls `refuse` and `exchange_over`."""
 
     __slots__ = (
-        "_body_left", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front", "_head",
-        "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed", "_pieces", "_principal",
-        "_reader", "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s",
+        "_body", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front", "_head",
+        "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed", "_principal",
+        "_received_bytes", "_request", "_request_id", "_route", "_source", "_stalled_since_s",
         "_started_ms", "_state", "_transport", "_written_bytes", "is_paused",
     )  # fmt: skip
 
@@ -74,10 +75,10 @@ class ClientConnection(asyncio.Protocol):
         self._client_id = ""
         self._source = ""
         self._principal = EVERYBODY
-        self._pieces: list[bytes] = []
-        self._body_left = 0
+        self._body: Body | None = None
         self._received_bytes = 0
-        self._reader: ChunkReader | None = None
+        self._request: InferenceRequest | None = None
+        """The one whose answer may still wait to be fetched."""
         self._exchange: Exchange | None = None
         self._is_idle = True
         self._overflowed = False
@@ -268,6 +269,11 @@ class ClientConnection(asyncio.Protocol):
             raise ClientError(Refusal(status=405, code="method_not_allowed", message=text))
         if not is_local or route is Local.MODELS:
             self._principal = self._front.principal(head.headers, self._source)
+            if route is Route.OTHER and not self._front.serves(self._principal, head.target):
+                raise ClientError(NOT_FOUND)
+            if name and self._principal.auth_method != "off":
+                # Two tenants may choose one name; what workers and operators see is never the same.
+                self._request_id = f"{name}-{self._front.new_request_id()[:16]}"
         if head.headers.get(b"upgrade", b"h2c").lower() != b"h2c":  # h2c is an offer, not a demand
             raise ClientError(Refusal(code="no_upgrade", message="upgrades are not offered"))
         has_body = head.is_chunked or head.content_length > 0
@@ -276,67 +282,32 @@ class ClientConnection(asyncio.Protocol):
             raise ClientError(Refusal(code="unexpected_body", message=text))
         if head.method == "POST":
             check_media(head, is_read=route is not Route.OTHER)
-        limit = self._front.limits.max_payload_size
-        if head.content_length > limit:
-            text = f"the body has {head.content_length} bytes; the limit is {limit}"
-            raise ClientError(Refusal(status=413, code="body_too_large", message=text))
+        self._body = Body(head, self._front.limits.max_payload_size)
         self._begin_body(head, has_body=has_body)
 
     def _begin_body(self, head: RequestHead, *, has_body: bool) -> None:
         if expects_answer(head) and has_body and not self._inbox.left and head.minor == 1:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._state = BODY
-        self._pieces = []
-        self._body_left = head.content_length
-        self._reader = None
-        if head.is_chunked:
-            self._reader = ChunkReader(takes_trailers=False, collects=True)
         if has_body and (head.is_chunked or self._inbox.left < head.content_length):
             timeout_ms = self._front.limits.body_timeout_ms
             self._deadline_s = self._front.now_s() + timeout_ms / 1_000.0
 
     def _read_body(self) -> bool:
         """Take what is there of the body; True where the message is whole and was handed on."""
-        if self._reader is not None:
-            body = self._read_chunks(self._reader)
-        else:
-            data = self._inbox.take(self._body_left)
-            self._body_left -= len(data)
-            if self._body_left > 0:
-                self._pieces.append(data)
-                return False
-            body = b"".join((*self._pieces, data)) if self._pieces else data
+        assert self._body is not None, "a body before its head"
+        try:
+            body = self._body.take(self._inbox)
+        except ClientError as error:
+            self._refuse_message(error.refusal)
+            return False
         if body is None:
             return False
-        self._pieces = []
-        self._reader = None
+        self._body = None
         self._received_bytes = len(body)
         self._front.counters.request_bytes += len(body)
         self._serve(body)
         return True
-
-    def _read_chunks(self, reader: ChunkReader) -> bytes | None:
-        """The whole body, or None while it is not there. Refuses what is broken or too large."""
-        assert reader.pieces is not None, "a request reader that does not collect"
-        limit = self._front.limits.max_payload_size
-        end = -1
-        while end < 0 and self._inbox.left:
-            data = self._inbox.take(_PIECE_BYTES)
-            try:
-                end = reader.feed(data)
-            except BrokenFraming as error:
-                self._refuse_message(Refusal(code="invalid_framing", message=str(error)))
-                return None
-            self._body_left += sum(map(len, reader.pieces))  # counts upwards here
-            self._pieces += reader.pieces
-            reader.pieces.clear()
-            if self._body_left > limit:
-                text = f"the body has more than {limit} bytes"
-                self._refuse_message(Refusal(status=413, code="body_too_large", message=text))
-                return None
-            if 0 <= end < len(data):
-                self._inbox.put_back(data[end:])
-        return b"".join(self._pieces) if end >= 0 else None
 
     # -- serving ---------------------------------------------------------------------------------
 
@@ -350,6 +321,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             if self._front.is_full(self._principal):
                 raise Busy("too many requests are in flight")
+            # Again: the body took its time, and a key may have ended meanwhile.
+            self._principal = self._front.principal(head.headers, self._source)
             request = self._front.intake.request(head, route, body, self._request_id)
             self._front.admit_request(self._principal, head.headers, request)
         except GatewayError as error:
@@ -359,6 +332,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._state = BUSY
         self._front.begin(self._principal)
+        self._request = request
         self._exchange = Exchange(self._front.line, self, request, head.headers)
         self._exchange.start()
 
@@ -402,7 +376,7 @@ class ClientConnection(asyncio.Protocol):
         it.
         """
         self._inbox.clear()
-        self._pieces = []
+        self._body = None
         self._state = LINGER
         self._deadline_s = self._front.now_s() + LINGER_S
         self._pace()
@@ -448,8 +422,25 @@ class ClientConnection(asyncio.Protocol):
         return (now_s - self._stalled_since_s) * 1_000.0 > self._front.limits.write_stall_ms
 
     def fence(self) -> bool:
-        """The epochs moved: what runs here may have to end. Whether it had to."""
-        return self._exchange is not None and self._exchange.fence()
+        """The epochs moved: what runs here may have to end. Whether it had to. Bytes of such an
+        answer that wait for the client to fetch them are thrown away, with the connection.
+        """
+        request = self._request
+        if request is None or self._front.objection(request) is None:
+            return False
+        is_running = self._exchange is not None
+        if self.transport.get_write_buffer_size():
+            self._discard()
+        elif self._exchange is not None:
+            self._exchange.fence()
+        return is_running
+
+    def _discard(self) -> None:
+        """Close at once, and let the kernel forget what it has not sent."""
+        raw = self.transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
 
     def stop(self, error: GatewayError) -> None:
         """The front ends: finish what is open with an error, and close."""

@@ -111,6 +111,12 @@ class InferenceRequest:
     path: str
     body: bytes = field(repr=False)
     grant: Grant = OPEN_GRANT
+    wish: ScopeKind | None = None
+    """The narrower scope that the client wished for."""
+    in_session: str = ""
+    """The session whose cache it uses; empty for none."""
+    also_under: Admission | None = None
+    """What else its answer stands on: the public prefix that this attempt reads."""
     model: str = ""
     is_stream: bool = False
     prompt: Prompt | None = field(default=None, repr=False)

@@ -13,12 +13,12 @@ A further attempt is made only while the client has seen nothing. Must never tou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 
 from trunkline import observe
 from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
 from trunkline.gateway.answers import UNREADABLE, error_event
+from trunkline.gateway.choice import Choice
 from trunkline.gateway.contracts import AttemptEnd, ClientError, InferenceRequest, Pick, Route
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer, final_head
@@ -43,10 +43,10 @@ class Exchange:
     """See the module. Worker connections call `received` and `lost`, the client's all the rest."""
 
     __slots__ = (
-        "_attempts", "_buffer", "_client", "_first_error", "_has_answer_bytes", "_has_first_token",
-        "_has_moved", "_headers", "_held", "_is_link_reusable", "_is_second_send", "_line", "_link",
-        "_pause", "_phase", "_pick", "_picking", "_relay", "_request", "_started_ms", "_status",
-        "_timed_from_s", "_tried", "_ttft_ms", "_worker",
+        "_attempts", "_buffer", "_choice", "_client", "_first_error", "_has_answer_bytes",
+        "_has_first_token", "_has_moved", "_headers", "_held", "_is_link_reusable",
+        "_is_second_send", "_line", "_link", "_pause", "_phase", "_pick", "_relay", "_request",
+        "_started_ms", "_status", "_timed_from_s", "_tried", "_ttft_ms", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +64,7 @@ class Exchange:
         self._tried: frozenset[WorkerId] = frozenset()
         self._attempts = 0
         self._pick: Pick | None = None
-        self._picking: asyncio.Task[None] | None = None
+        self._choice: Choice | None = None
         self._worker = ""
         self._link: WorkerConnection | None = None
         self._held: tuple[WorkerConnection, AnswerHead, bytes] | None = None
@@ -95,6 +95,8 @@ class Exchange:
         self._timed_from_s = self._line.now_s()
         try:
             try:
+                if self._attempts:
+                    self._line.renew(self._request)
                 choice = self._line.picker.pick(self._request, self._tried)
             except (GatewayError, ValueError) as error:
                 self._no_pick(error)
@@ -102,39 +104,27 @@ class Exchange:
             if isinstance(choice, Pick):
                 self._picked(choice)
             else:
-                self._picking = self._line.spawn(self._await_pick(choice))
+                self._choice = Choice(self._line, choice, self._chosen)
         except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
             self._bug(error)
 
-    async def _await_pick(self, choice: Awaitable[Pick]) -> None:
-        """Cancelled when the client leaves; what comes in spite of that is ended, not lost."""
+    def _chosen(self, outcome: Pick | Exception) -> None:
+        """What came of a choice that took its time."""
+        self._choice = None
         try:
-            try:
-                outcome = await choice
-            except (GatewayError, ValueError) as error:
-                outcome = error
-            self._picking = None
-            if not isinstance(outcome, Pick):
-                if self._phase is not DONE:
-                    self._no_pick(outcome)
-            elif self._phase is DONE:
-                self._line.picker.ended(outcome, AttemptEnd.CLIENT_GONE, None)
-            else:
+            if isinstance(outcome, Pick):
                 self._picked(outcome)
+            elif isinstance(outcome, GatewayError | ValueError):
+                self._no_pick(outcome)
+            else:
+                self._bug(outcome)
         except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
-            self._picking = None
             self._bug(error)
 
-    def _drop_pick(self) -> None:
-        """Nobody waits for the choice any more. It counts as work until it has really ended."""
-        task, self._picking = self._picking, None
-        if task is not None:
-            self._line.counters.late_picks += 1
-            task.add_done_callback(self._late_pick_over)
-            task.cancel()
-
-    def _late_pick_over(self, _: asyncio.Task[None]) -> None:
-        self._line.counters.late_picks -= 1
+    def _drop_choice(self) -> None:
+        choice, self._choice = self._choice, None
+        if choice is not None:
+            choice.drop()
 
     def _no_pick(self, error: GatewayError | ValueError) -> None:
         if self._held is not None:
@@ -182,6 +172,13 @@ class Exchange:
             self._bug(error)
 
     def _send(self, link: WorkerConnection, pick: Pick) -> None:
+        if not self._line.is_current(self._request):
+            # It was salted under epochs that were raised while a connection was made.
+            link.release(is_reusable=True)
+            self._end_attempt(AttemptEnd.CLIENT_GONE, None)
+            self._tried -= {pick.worker}
+            self._next_attempt()
+            return
         self._phase = WAITING
         self._timed_from_s = self._line.now_s()
         self._buffer = b""
@@ -199,7 +196,7 @@ class Exchange:
         """Bytes of the worker whose turn it is."""
         relay = self._relay
         try:
-            if (objection := self._line.objection(self._request.grant)) is not None:
+            if (objection := self._line.objection(self._request)) is not None:
                 self._fence_off(objection)
                 return
             if relay is None:
@@ -369,7 +366,7 @@ class Exchange:
 
     def fence(self) -> bool:
         """What it was admitted under may have changed: end it if it has to; whether it had."""
-        objection = self._line.objection(self._request.grant)
+        objection = self._line.objection(self._request)
         if objection is None or self._phase is DONE:
             return False
         self._fence_off(objection)
@@ -383,7 +380,7 @@ class Exchange:
             self._end_early(objection)
             return
         self._request.grant = self._request.grant.unshared()
-        if self._picking is not None:
+        if self._choice is not None:
             self._drop_held()
             return  # the choice is still to come, and will be made under this grant
         self._drop_link()
@@ -426,7 +423,7 @@ class Exchange:
         assert self._pick is None, "an exchange finished with an open attempt"
         assert self._phase is not DONE, "an exchange finished twice"
         self._phase = DONE
-        self._drop_pick()
+        self._drop_choice()
         counters = self._line.counters
         counters.active_requests -= 1
         counters.duration.observe((self._line.now_ms() - self._started_ms) / 1_000.0)

@@ -18,14 +18,13 @@ import msgspec
 
 from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
 from trunkline.core.principals import Principal
-from trunkline.errors import NoWorker
+from trunkline.errors import GatewayError, NoWorker
 from trunkline.gateway.answers import Answer, refused, unknown_model
 from trunkline.gateway.claims import wished_scope
 from trunkline.gateway.client import ClientConnection
 from trunkline.gateway.contracts import (
     EVERYBODY,
     ClientError,
-    Grant,
     InferenceRequest,
     Picker,
     Refusal,
@@ -85,6 +84,8 @@ class FrontParts:
     """
     tenancy: Tenancy | None = None
     """Who callers are and what they may; None serves everybody as one tenant."""
+    tenant_paths: frozenset[str] = frozenset()
+    """Paths beside those of the API that are proxied for tenants."""
     on_finished: Callable[[AccessRecord], None] | None = None
     tls: ssl.SSLContext | None = None
     """For workers reached by https; None takes the system's authorities."""
@@ -125,7 +126,9 @@ class Front:
             picker=parts.picker,
             pool=self.pool,
             budget=RetryBudget(parts.retry),
-            objection=_no_objection if parts.tenancy is None else parts.tenancy.objection,
+            objection=parts.tenancy.objection if parts.tenancy else _no_objection,
+            is_current=parts.tenancy.is_current if parts.tenancy else _always,
+            renew=parts.tenancy.renew if parts.tenancy else _nothing_to_renew,
             upstream=parts.upstream,
             retry=parts.retry,
             counters=self.counters,
@@ -217,16 +220,29 @@ class Front:
         self, principal: Principal, headers: dict[bytes, bytes], request: InferenceRequest
     ) -> None:
         """Give the request its grant. Raises ClientError for what it may not ask for."""
+        tenancy = self._parts.tenancy
+        if tenancy is not None:
+            tenancy.charge(principal)
         knows = self._parts.knows_model
         if knows is not None and request.model and not knows(request.model):
             raise ClientError(unknown_model(request.model))
         wish = wished_scope(headers)
-        tenancy = self._parts.tenancy
         if tenancy is not None:
             tenancy.admit_request(principal, request, wish, headers.get(b"x-trunkline-session"))
         elif wish is not None:
             text = "x-cache-scope is not offered: this gateway serves one tenant"
             raise ClientError(Refusal(code="scope_not_available", message=text))
+
+    def serves(self, principal: Principal, target: bytes) -> bool:
+        """Whether a path that is proxied unread is served to this caller. To tenants only those of
+        which the operator says that the engines keep the salt there.
+        """
+        if principal.auth_method == "off":
+            return True
+        return target.partition(b"?")[0].rstrip(b"/").decode("ascii") in self._parts.tenant_paths
+
+    def objection(self, request: InferenceRequest) -> GatewayError | None:
+        return self.line.objection(request)
 
     def fence(self) -> int:
         """The epochs moved: end what runs under what was revoked, before anything more goes out.
@@ -307,8 +323,16 @@ class Front:
         self._sweep_timer = self._loop.call_later(self._parts.sweep_ms / 1_000.0, self._sweep)
 
 
-def _no_objection(_grant: Grant) -> None:
+def _no_objection(_request: InferenceRequest) -> None:
     """Where everybody is one tenant, nothing is ever revoked."""
+
+
+def _always(_request: InferenceRequest) -> bool:
+    return True
+
+
+def _nothing_to_renew(_request: InferenceRequest) -> None:
+    pass
 
 
 async def serve_front(listen: ListenConfig, parts: FrontParts) -> Front:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trunkline.config import RetryConfig, UpstreamConfig
 from trunkline.errors import GatewayError
-from trunkline.gateway.contracts import Grant, Picker
+from trunkline.gateway.contracts import InferenceRequest, Picker
 from trunkline.gateway.counters import Counters
 from trunkline.gateway.retry import RetryBudget
 from trunkline.gateway.upstream import WorkerPool
@@ -73,8 +73,12 @@ class Line:
     picker: Picker
     pool: WorkerPool
     budget: RetryBudget
-    objection: Callable[[Grant], GatewayError | None]
-    """Why output under a grant must not go out now; asked in the step that writes it."""
+    objection: Callable[[InferenceRequest], GatewayError | None]
+    """Why nothing of a request may go out now; asked in the step that writes it."""
+    is_current: Callable[[InferenceRequest], bool]
+    """Whether what was decided for a request may still be sent to a worker."""
+    renew: Callable[[InferenceRequest], None]
+    """Admit it anew, under what holds now. Raises GatewayError."""
     upstream: UpstreamConfig
     retry: RetryConfig
     counters: Counters

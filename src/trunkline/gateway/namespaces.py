@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from trunkline.core.epochs import EpochTable, Subject, SubjectKind, scoped, subjects_in
+from trunkline.core.epochs import Admission, EpochTable, Subject, SubjectKind, scoped, subjects_in
 from trunkline.core.identity import Epochs, Namespace, Scope
 from trunkline.core.keys import KeyChain, chain
 from trunkline.core.publics import two_zone_chain
@@ -60,8 +60,8 @@ class CacheQuota(Protocol):
 class _Kept:
     namespace: Namespace
     subjects: tuple[Subject, ...]
-    ticket: tuple[int, CacheQuota | None, str] | None = None
-    """For which revision and quota, and its text."""
+    ticket: tuple[Admission, CacheQuota | None, str] | None = None
+    """For which admission and quota, and its text."""
 
 
 def _no_quota(_tenant: str) -> None:
@@ -76,6 +76,8 @@ class PromptKeys:
     """All under the caller's own namespace."""
     zoned: KeyChain | None = None
     """The beginning under a public namespace, where the prompt has such a one."""
+    public: Admission | None = None
+    """What the public beginning stands on."""
     zoned_slots: set[Slot] = field(default_factory=set[Slot])
     """Workers where the public beginning lies ready, and counts."""
 
@@ -129,6 +131,7 @@ class Namespaces:
         public = self.namespace(start.grant, block_tokens) if start else None
         if start is not None and public is not None:
             keys.zoned = two_zone_chain(public, private, tokens, start.blocks)
+            keys.public = start.grant.admission
         return keys
 
     def ticket(self, grant: Grant, block_tokens: int, public: Namespace | None = None) -> str:
@@ -143,16 +146,16 @@ class Namespaces:
             return _ticket(grant, "", admission.epochs, admission.subjects, quota)
         kept = self._keep(grant, grant.scope, block_tokens)
         namespace = kept.namespace
-        subjects = subjects_in(kept.subjects, namespace.scope.kind)
+        subjects = subjects_in(grant.admission.subjects, namespace.scope.kind)
         if public is not None:
             name = Subject(kind=SubjectKind.PUBLIC, path=public.scope.public_id)
             epochs = replace(namespace.epochs, public=public.epochs.public)
             text = _ticket(grant, namespace.tag.hex(), epochs, (*subjects, name), quota)
             return f'{text[:-1]},"regions":["{public.tag.hex()}"]}}'
         known = kept.ticket
-        if known is None or known[0] != grant.admission.rev or known[1] is not quota:
+        if known is None or known[0] is not grant.admission or known[1] is not quota:
             text = _ticket(grant, namespace.tag.hex(), namespace.epochs, subjects, quota)
-            known = kept.ticket = (grant.admission.rev, quota, text)
+            known = kept.ticket = (grant.admission, quota, text)
         return known[2]
 
     def _keep(self, grant: Grant, scope: Scope, block_tokens: int) -> _Kept:
@@ -188,8 +191,12 @@ class Namespaces:
 
 
 def _is_stale(kept: _Kept, table: EpochTable) -> bool:
+    """Keys of any class share a namespace until one of their classes is raised: that one leaves."""
     namespace = kept.namespace
-    return scoped(table.epochs_of(kept.subjects), namespace.scope.kind) != namespace.epochs
+    subjects = kept.subjects
+    if not namespace.epochs.key_class:
+        subjects = tuple(s for s in subjects if s.kind is not SubjectKind.KEY_CLASS)
+    return scoped(table.epochs_of(subjects), namespace.scope.kind) != namespace.epochs
 
 
 def _ticket(

@@ -260,6 +260,8 @@ class FleetPicker:
         assert target is not None, f"{worker} was chosen but has no target"
         known = of_size.get(state.block_tokens)
         keys = None if known is None else known.at(state.slot)
+        is_public = keys is not None and keys.public is not None
+        request.also_under = known.public if known is not None and is_public else None
         ticket = Ticket(
             number=self._tickets.next_number(),
             state=state,

@@ -27,6 +27,7 @@ from trunkline.core.identity import Epochs, Scope, ScopeKind
 from trunkline.core.principals import Principal, Role, narrowed
 from trunkline.errors import GatewayError
 from trunkline.gateway.allowance import Allowance
+from trunkline.gateway.answers import unknown_model
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Refusal
 
 MAX_GRANTS = 65_536
@@ -68,6 +69,10 @@ class Asked:
     """A session that `begin_session` named, already checked."""
 
 
+def _unchanged(principal: Principal) -> Principal:
+    return principal
+
+
 def _unnamed() -> str:
     return ""
 
@@ -93,6 +98,8 @@ class Tenancy:
         self._session_key = session_key
         self._draw = draw
         self._allowance = allowance
+        self.as_of_now: Callable[[Principal], Principal] = _unchanged
+        """A principal with the policy of its tenant as it is now."""
         self.served_model: Callable[[], str] = _unnamed
         """The model's own name, whatever a client calls it; empty while it is not known."""
         self._table = EpochTable()
@@ -132,6 +139,11 @@ class Tenancy:
                 self._grants.popitem(last=False)
         return grant if grant.scope is None or self._has_lease() else grant.unshared()
 
+    def charge(self, principal: Principal) -> None:
+        """One more request. Raises RateLimited where its tenant asks too much."""
+        if self._allowance is not None:
+            self._allowance.admit(principal.tenant)
+
     def admit_request(
         self,
         principal: Principal,
@@ -140,10 +152,8 @@ class Tenancy:
         session: bytes | None,
     ) -> None:
         """Give a request its grant, and where it is to be in a session and names none, a session.
-        Raises RateLimited, before anything else, where its tenant asks too much.
+        Raises ClientError as `admit` does.
         """
-        if self._allowance is not None:
-            self._allowance.admit(principal.tenant)
         known = ""
         if wish is None and principal.default_scope is ScopeKind.SESSION:
             wish = ScopeKind.SESSION
@@ -153,6 +163,7 @@ class Tenancy:
                 known = request.began_session[: 2 * _SESSION_BYTES]
             else:
                 known = self.session(principal, session.decode("latin-1"))
+        request.wish, request.in_session = wish, known
         request.grant = self.admit(
             Asked(principal=principal, model=request.model, wish=wish, session=known)
         )
@@ -167,21 +178,23 @@ class Tenancy:
         except PermissionError as error:
             raise _forbidden(None, error) from error
 
+    def is_current(self, request: InferenceRequest) -> bool:
+        """Whether what was decided for it holds: its salt is one that may still be sent."""
+        table, also = self._table, request.also_under
+        return table.is_current(request.grant.admission) and (
+            also is None or table.is_current(also)
+        )
+
     def renew(self, request: InferenceRequest) -> None:
-        """A request that waited is sent under the table and the lease of now, not those of when it
-        came. Raises ClientError for what is barred by now.
+        """A request that waited is sent under the table, the lease, the model and the policy of
+        now, not those of when it came. Raises ClientError for what is barred by now.
         """
-        grant = request.grant
-        scope = grant.scope
-        is_current = grant.admission.rev == self._table.changed_rev
-        if is_current and (scope is None or self._has_lease()):
-            return
         request.grant = self.admit(
             Asked(
-                principal=grant.principal,
+                principal=self.as_of_now(request.grant.principal),
                 model=request.model,
-                wish=ScopeKind.NONE if scope is None else scope.kind,
-                session="" if scope is None else scope.session,
+                wish=request.wish,
+                session=request.in_session,
             )
         )
 
@@ -198,11 +211,12 @@ class Tenancy:
             self._public[public_id] = self._of_public(public_id)
         return self._public[public_id]
 
-    def objection(self, grant: Grant) -> GatewayError | None:
-        """Why output under this grant must not go out now; None where it may. Asked in the same
-        step as each write.
+    def objection(self, request: InferenceRequest) -> GatewayError | None:
+        """Why nothing of this request may go out now; None where it may. Asked in the same step as
+        each write.
         """
-        if not self._table.may_leave(grant.admission):
+        table, grant, also = self._table, request.grant, request.also_under
+        if not table.may_leave(grant.admission) or (also and not table.may_leave(also)):
             return Revoked("the access this request ran under was revoked")
         if grant.scope is not None and not self._has_lease():
             return LeaseLost("the gateway lost its lease; ask again")
@@ -266,10 +280,7 @@ class Tenancy:
         model = asked.model or served
         adapter = model if served and model != served else ""
         if not _may_use(principal, model, served, adapter):
-            text = "this model is not served to this caller"
-            raise ClientError(
-                Refusal(status=404, code="model_not_found", message=text, param="model")
-            )
+            raise ClientError(unknown_model(asked.model))  # as one that is not there
         try:
             admission = self._table.admit(principal, served or model, adapter)
             scope = narrowed(principal, asked.wish, asked.session)
