@@ -9,11 +9,12 @@ may do what, `authority.py` for what stands behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from trunkline.administration_fleet import recorded
 from trunkline.administration_pace import KEY_CHANGES, RAISES, TenantPace, party_of
 from trunkline.administration_reach import (
     check_caller,
@@ -62,10 +63,12 @@ from trunkline.gateway.backend import (
     Call,
     Caller,
     Done,
+    FleetChange,
     KeyOrder,
     KeyView,
     NewKeyView,
     OrgView,
+    Outcome,
     Page,
     PageOrder,
     Policy,
@@ -152,6 +155,14 @@ class Administration:
             wall_ms=self._wall_ms(),
         )
         outbox.put(partial(self._parts.ledger.refused, action, intent, why))
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    async def change_fleet(
+        self, call: Call, change: FleetChange, carry_out: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
+        ledger, check = self._parts.ledger, self._check(call)
+        return await recorded(ledger, change, self._intent(call), check, carry_out)
 
     # -- organisations and tenants ---------------------------------------------------------------
 

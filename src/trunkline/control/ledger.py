@@ -22,7 +22,7 @@ from trunkline.control.receipts import Erasure, Receipt
 from trunkline.control.registry import Registry
 from trunkline.core.audit import AuditEvent, Kind
 from trunkline.core.epochs import Subject
-from trunkline.errors import AccessEnded, AuditDown, Busy, ChangeRefused, RegistryDown
+from trunkline.errors import AccessEnded, AuditDown, Busy, ChangeRefused, GatewayError, RegistryDown
 
 _BATCH = 100
 
@@ -99,6 +99,33 @@ class Ledger:
             raise AuditDown(f"no audit sink: {self._audit.health().trouble}")
         if action not in ("revoke", "invalidate"):
             await self._audit.write(self._wanted(action, str(subject), intent))
+
+    async def wanted(
+        self, action: str, target: str, intent: log.Intent, check: Check | None = None
+    ) -> None:
+        """The intent to do what is no change of the registry, before it is done at once. Raises
+        AuditDown, and what `check` raises.
+        """
+        if not await self.catch_up():
+            raise AuditDown(f"no audit sink: {self._audit.health().trouble}")
+        await self._audit.write(self._wanted(action, target, intent))
+        if check is None:
+            return
+        try:
+            check(self._registry.book)
+        except GatewayError as error:
+            await self.came_of(action, target, intent, result="refused", reason=error.code)
+            raise
+
+    async def came_of(
+        self, action: str, target: str, intent: log.Intent, *, result: str, reason: str = ""
+    ) -> None:
+        """What came of it; kept when it can be."""
+        pseudonym = self._audit.pseudonym(target)
+        event = _event(
+            Kind.OUTCOME, action, intent, scope_path_hmac=pseudonym, result=result, reason=reason
+        )
+        await self._audit.note(event)
 
     async def outcome(self, receipt: Receipt, intent: log.Intent) -> None:
         """What came of a revocation. Raises AuditDown."""

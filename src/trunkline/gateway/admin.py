@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -29,6 +30,7 @@ from trunkline.gateway.admin_tenancy import Handler, tenancy_routes
 from trunkline.gateway.backend import (
     AdminBackend,
     Call,
+    FleetChange,
     Heartbeat,
     Refused,
     TenancyBackend,
@@ -37,6 +39,7 @@ from trunkline.gateway.backend import (
 )
 from trunkline.gateway.listener import (
     Guard,
+    call_of,
     caller_of,
     decode,
     is_bearer,
@@ -92,7 +95,7 @@ def admin_app(
 
     Without `tenancy` the gateway serves a single tenant, and paths about tenants say so (409).
     """
-    admin = _Admin(backend, exposition, settings=settings, key=key)
+    admin = _Admin(backend, exposition, settings=settings, key=key, tenancy=tenancy)
     fleet = (
         ("GET", "/metrics", Act.METRICS_READ, admin.metrics),
         ("GET", "/config", Act.CONFIG_READ, admin.config),
@@ -156,7 +159,9 @@ class _Admin:
         *,
         settings: Mapping[str, Any],
         key: str,
+        tenancy: TenancyBackend | None,
     ) -> None:
+        self._tenancy = tenancy
         self._backend = backend
         self._exposition = exposition
         self._settings = settings
@@ -185,30 +190,47 @@ class _Admin:
 
     async def add_worker(self, request: Request) -> Response:
         body = decode(_WORKER_DECODER, await read_body(request))
-        return await self._add(
-            WorkerOrder(
-                url=body.url, model_id=body.model_id, labels=body.labels, api_key=body.api_key
-            )
+        order = WorkerOrder(
+            url=body.url, model_id=body.model_id, labels=body.labels, api_key=body.api_key
         )
+        return await self._add(request, order)
 
     async def add_worker_url(self, request: Request) -> Response:
-        return await self._add(WorkerOrder(url=query_of(request, "url").get("url", "")))
+        return await self._add(request, WorkerOrder(url=query_of(request, "url").get("url", "")))
 
-    async def _add(self, order: WorkerOrder) -> Response:
+    async def _add(self, request: Request, order: WorkerOrder) -> Response:
         problem = worker_url_problem(order.url)
         if problem:
             raise HTTPException(400, f"url {problem}")
-        return _job(await self._backend.add_worker(order))
+        change = FleetChange(verb="add", worker=order.url)
+        return await self._change(request, change, partial(self._backend.add_worker, order))
 
     async def remove_worker(self, request: Request) -> Response:
-        return _job(await self._backend.remove_worker(_worker_named(request)))
+        return await self._remove(request, _worker_named(request))
 
     async def remove_worker_url(self, request: Request) -> Response:
         url = query_of(request, "url").get("url", "")
-        return _job(await self._backend.remove_worker(WorkerId(url)))
+        return await self._remove(request, WorkerId(url))
+
+    async def _remove(self, request: Request, worker: WorkerId) -> Response:
+        change = FleetChange(verb="remove", worker=worker)
+        return await self._change(request, change, partial(self._backend.remove_worker, worker))
 
     async def drain_worker(self, request: Request) -> Response:
-        return _job(await self._backend.drain_worker(_worker_named(request)))
+        worker = _worker_named(request)
+        change = FleetChange(verb="drain", worker=worker)
+        return await self._change(request, change, partial(self._backend.drain_worker, worker))
+
+    async def _change(
+        self,
+        request: Request,
+        change: FleetChange,
+        carry_out: Callable[[], Awaitable[WorkerJob | Refused | None]],
+    ) -> Response:
+        """Where there are tenants, on record: a worker sees what all of them say."""
+        if self._tenancy is None:
+            return _job(await carry_out())
+        return _job(await self._tenancy.change_fleet(call_of(request), change, carry_out))
 
     async def list_worker_urls(self, request: Request) -> Response:
         query_of(request)

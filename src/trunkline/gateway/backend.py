@@ -9,7 +9,7 @@ next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -386,6 +386,17 @@ class PublicView:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetChange:
+    """What is about to happen to which worker, as its caller names it."""
+
+    verb: Literal["add", "drain", "remove"]
+    worker: str
+
+
+Outcome = TypeVar("Outcome")
+
+
 class TenancyBackend(Protocol):
     """Tenants, keys, revocations, audit and public prefixes behind the admin port.
 
@@ -399,6 +410,14 @@ class TenancyBackend(Protocol):
 
     def refused(self, caller: Caller | None, action: str, source: str, why: str) -> None:
         """Somebody was told no (None: nobody knows who): sampled into the audit log."""
+        ...
+
+    async def change_fleet(
+        self, call: Call, change: FleetChange, carry_out: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
+        """Carry it out, with its intent in the audit log before and its outcome behind. Raises
+        AuditDown, and has done nothing then.
+        """
         ...
 
     async def orgs(self, call: Call, page: PageOrder) -> Page[OrgView] | None: ...

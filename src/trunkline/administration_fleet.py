@@ -1,0 +1,42 @@
+"""Changes of the fleet's workers, on record: the intent before the effect, the outcome behind it.
+
+A worker sees the prompts of all tenants: who adds one is in the audit log first, or adds none. Must
+never: carry anything out while no sink takes the intent. Read `gateway/admin.py` for who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from trunkline.control.book import Check
+from trunkline.control.changes import Intent
+from trunkline.control.ledger import Ledger
+from trunkline.errors import GatewayError
+from trunkline.gateway.backend import FleetChange, Refused
+
+_Outcome = TypeVar("_Outcome")
+
+
+async def recorded(
+    ledger: Ledger,
+    change: FleetChange,
+    intent: Intent,
+    check: Check,
+    carry_out: Callable[[], Awaitable[_Outcome]],
+) -> _Outcome:
+    """What came of it. Raises AuditDown, and then nothing was done; what `check` raises."""
+    action, target = f"workers.{change.verb}", f"worker/{change.worker}"
+    await ledger.wanted(action, target, intent, check)
+    try:
+        outcome = await carry_out()
+    except GatewayError as error:
+        await ledger.came_of(action, target, intent, result="refused", reason=error.code)
+        raise
+    if outcome is None:
+        await ledger.came_of(action, target, intent, result="refused", reason="unknown")
+    elif isinstance(outcome, Refused):
+        await ledger.came_of(action, target, intent, result="refused", reason=outcome.code)
+    else:
+        await ledger.came_of(action, target, intent, result="done")
+    return outcome
