@@ -34,20 +34,23 @@ class AdminUnreachable(GatewayError):
 
 
 class AdminRefused(GatewayError):
-    """The gateway said no. `answered` is its status."""
+    """The gateway said no. `answered` is its status, `answer` its own words."""
 
     code = "admin_refused"
 
-    def __init__(self, message: str, answered: int) -> None:
+    def __init__(self, message: str, answered: int, answer: Json) -> None:
         super().__init__(message)
         self.answered = answered
+        self.answer = answer
 
 
 class AdminClient:
     """The admin port of one gateway."""
 
-    def __init__(self, url: str, key: str) -> None:
-        """`key` may be `@FILE`; empty for none. Raises ConfigError."""
+    def __init__(self, url: str, key: str, key_source: str = "--admin-key") -> None:
+        """`key` may be `@FILE`; empty for none. `key_source` names where it came from. Raises
+        ConfigError.
+        """
         self.url = url.rstrip("/")
         try:
             parts = urlsplit(self.url)
@@ -60,6 +63,7 @@ class AdminClient:
             raise ConfigError(f"--admin-url {url}: give scheme, host and port alone")
         self._host, self._is_tls = parts.hostname, parts.scheme == "https"
         self._key = read_secret(key[1:], "--admin-key") if key.startswith("@") else key
+        self._key_source = key_source
         if not is_printable_ascii(self._key):
             raise ConfigError("the admin key holds a character that no header can carry")
 
@@ -120,16 +124,31 @@ class AdminClient:
         finally:
             connection.close()
 
-    def _refusal(self, status: int, answer: Json) -> AdminRefused:
+    def _refusal(self, status: int, answer: Json) -> GatewayError:
         error = answer.get("error")
         told: Json = cast("Json", error) if isinstance(error, dict) else {}
+        if "request_id" in told:  # which only the other port's errors have
+            return AdminUnreachable(
+                f"{self.url} is the client port; name the admin port with --admin-url"
+                f" ({DEFAULT_URL} unless `trunkline serve` was told another)"
+            )
         message = str(told.get("message", "no reason was given"))
         if status == 401:
-            given = "does not take this key" if self._key else "asks for a key"
-            message = (
-                f"{self.url} {given}: give its admin key, or an API key with a role, with"
-                f" --admin-key @FILE or in {KEY_VARIABLE}"
-            )
+            message = self._which_key()
         elif status == 404 and told.get("code") == "not_found":
             message = "nothing of that name is known, or not to this key"
-        return AdminRefused(message, status)
+        return AdminRefused(message, status, answer)
+
+    def _which_key(self) -> str:
+        """What to give to whom a key is missing, or has a wrong one."""
+        remedy = (
+            "give the admin key that `trunkline serve` was started with (its --admin-api-key), or"
+            f" an API key with a role, with --admin-key @FILE or in {KEY_VARIABLE}"
+        )
+        if not self._key:
+            return f"{self.url} asks for a key: {remedy}"
+        if self._key.startswith("pk_"):
+            why = "it is an API key that is unknown, expired or revoked, or of what was revoked"
+        else:
+            why = "it is not its admin key"
+        return f"{self.url} does not take this key (from {self._key_source}), {why}: {remedy}"

@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -129,8 +130,13 @@ def _dispatch(words: list[str]) -> int:
 
 def _unknown_verb(name: str, group: Sequence[str]) -> ConfigError:
     known = list(group) or list(dict.fromkeys(verb.partition(" ")[0] for verb in VERBS))
-    near = nearest(name, known)
+    # Of two words the second is the misspelt one: the first is like all of its group.
+    seconds = {verb.partition(" ")[2]: verb for verb in group}
+    found = nearest(name.rpartition(" ")[2], seconds or known)
+    near = seconds.get(found, found) if found else None
     hint = f"did you mean {near}?" if near else f"the verbs are {', '.join(known)}"
+    instead = tenant_commands.instead(name)
+    hint = f"{instead}; {hint}" if instead else hint
     return ConfigError(f"{name!r} is no verb of trunkline; {hint}")
 
 
@@ -183,7 +189,7 @@ def _administer(arguments: argparse.Namespace) -> int:
     from trunkline import tenant_answers
     from trunkline.terminal import Terminal
 
-    terminal = Terminal(environ=os.environ, out=sys.stdout, err=sys.stderr)
+    terminal = Terminal(environ=os.environ, out=sys.stdout, err=sys.stderr, wall_s=time.time)
     if arguments.command == "audit verify" and arguments.dir:
         found = _verified_files(arguments)
         return tenant_answers.print_verification(arguments, found, terminal)

@@ -11,17 +11,22 @@ import argparse
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-from trunkline.admin_client import KEY_VARIABLE, AdminClient, Json
-from trunkline.errors import ConfigError
+from trunkline import public_answers
+from trunkline.admin_client import KEY_VARIABLE, AdminClient, AdminRefused, Json
+from trunkline.errors import ConfigError, GatewayError
 from trunkline.leaf import read_bounded
-from trunkline.terminal import (
-    Terminal,
-    print_json,
-    print_table,
-    seconds_of,
-    time_text,
-    tokens_in,
-    wall_ms_of,
+from trunkline.receipt_text import print_receipt
+from trunkline.terminal import Terminal, print_json, print_table, time_text, wall_ms_of
+from trunkline.words import (
+    MAX_KEY_LIFE_S,
+    MAX_RATE,
+    MAX_WEIGHT,
+    bytes_in,
+    expiry_in,
+    key_id_in,
+    name_in,
+    number_in,
+    subject_in,
 )
 
 OK, FAILED = 0, 1
@@ -29,12 +34,28 @@ MAX_CHECKPOINTS_BYTES = 64 << 20
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Carry out one verb of `tenant_commands.COMMANDS`; its exit code."""
-    key = arguments.admin_key
-    client = AdminClient(
-        arguments.admin_url, terminal.environ.get(KEY_VARIABLE, "") if key is None else key
-    )
-    return _RUNS[arguments.command](arguments, client, terminal)
+    """Carry out one verb of `tenant_commands.COMMANDS`; its exit code. With `--json` an error is on
+    standard output too, as the gateway words errors.
+    """
+    key, source = arguments.admin_key, "--admin-key"
+    if key is None:
+        key, source = terminal.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    try:
+        client = AdminClient(arguments.admin_url, key, source)
+        return _RUNS[arguments.command](arguments, client, terminal)
+    except GatewayError as error:
+        if arguments.json:
+            print_json(_error_object(error), terminal)
+        raise
+
+
+def _error_object(error: GatewayError) -> Json:
+    """What the gateway said, or of what never reached it the same in its shape."""
+    if isinstance(error, AdminRefused):
+        return error.answer
+    kind = "invalid_request_error" if isinstance(error, ConfigError) else "unavailable"
+    told = {"message": str(error), "type": kind, "param": None, "code": error.code}
+    return {"error": told}
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -42,8 +63,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _keys_create(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
     body: Json = {
-        "tenant": arguments.tenant,
-        "org": arguments.org,
+        "tenant": name_in(arguments.tenant, "--tenant"),
+        "org": name_in(arguments.org, "--org") if arguments.org else "",
         "create_tenant": arguments.create_tenant,
         "user": arguments.user,
         "models": arguments.model,
@@ -56,7 +77,8 @@ def _keys_create(arguments: argparse.Namespace, client: AdminClient, terminal: T
     if arguments.role:
         body["roles"] = list(dict.fromkeys(arguments.role))
     if arguments.expires:
-        body["expires_in_s"] = seconds_of(arguments.expires)
+        now_s = terminal.wall_s()
+        body["expires_in_s"] = expiry_in(arguments.expires, now_s, MAX_KEY_LIFE_S)
     made = client.ask("POST", "/keys", body)
     if arguments.json:
         return print_json(made, terminal)
@@ -72,6 +94,8 @@ def _keys_create(arguments: argparse.Namespace, client: AdminClient, terminal: T
 
 
 def _keys_list(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
+    if arguments.tenant:
+        name_in(arguments.tenant, "--tenant")
     keys = list(client.pages("/keys", "keys", {"tenant": arguments.tenant}))
     if arguments.json:
         return print_json({"keys": keys}, terminal)
@@ -79,17 +103,22 @@ def _keys_list(arguments: argparse.Namespace, client: AdminClient, terminal: Ter
         (
             *(key["key_id"], key["state"], key["tenant"], key["user"] or "-"),
             ",".join(key["roles"]),
-            "all" if key["models"] is None else ",".join(key["models"]),
+            *(key["scope"] or "policy", key["key_class"] or "-"),
+            *("all" if key[part] is None else ",".join(key[part]) for part in _PARTS),
             time_text(key["not_after_ms"]) if key["not_after_ms"] else "never",
         )
         for key in keys
     ]
-    head = ("KEY", "STATE", "TENANT", "USER", "ROLES", "MODELS", "EXPIRES")
-    return print_table(head, rows, terminal)
+    head = ("KEY", "STATE", "TENANT", "USER", "ROLES", "SCOPE", "CLASS", "MODELS", "ADAPTERS")
+    return print_table((*head, "EXPIRES"), rows, terminal)
+
+
+_PARTS = ("models", "adapters")
+"""What a key may be bound to."""
 
 
 def _keys_revoke(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    path = f"/keys/{_part(arguments.key_id)}"
+    path = f"/keys/{key_id_in(arguments.key_id)}"
     return _print_done(
         arguments,
         client.ask("DELETE", path, {"reason": arguments.reason}),
@@ -111,13 +140,14 @@ def _orgs_list(arguments: argparse.Namespace, client: AdminClient, terminal: Ter
 
 
 def _orgs_add(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    body = {"name": arguments.name, "reason": arguments.reason}
+    body = {"name": name_in(arguments.name, "organisation"), "reason": arguments.reason}
     return _print_done(arguments, client.ask("POST", "/orgs", body), "is there", "", terminal)
 
 
 def _orgs_policy(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
     body = {"shared": arguments.shared, "reason": arguments.reason}
-    done = client.ask("PUT", f"/orgs/{_part(arguments.name)}/policy", body)
+    name = name_in(arguments.name, "organisation")
+    done = client.ask("PUT", f"/orgs/{_part(name)}/policy", body)
     return _print_done(arguments, done, "has its new policy", "", terminal)
 
 
@@ -141,8 +171,8 @@ def _tenants_list(arguments: argparse.Namespace, client: AdminClient, terminal: 
 
 def _tenants_add(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
     body = {
-        "name": arguments.name,
-        "org": arguments.org,
+        "name": name_in(arguments.name, "tenant"),
+        "org": name_in(arguments.org, "--org") if arguments.org else "",
         "create_org": arguments.create_org,
         "reason": arguments.reason,
     }
@@ -150,57 +180,99 @@ def _tenants_add(arguments: argparse.Namespace, client: AdminClient, terminal: T
 
 
 def _tenants_policy(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    """A policy is set as a whole; what no flag names stays as it is."""
+    """A policy is set as a whole; what no flag names stays as it is. Without a flag it is shown."""
+    name = name_in(arguments.name, "tenant")
+    wanted = _wanted_policy(arguments)
+    if not wanted and arguments.reason:
+        raise ConfigError("--reason alone changes nothing; see trunkline tenants policy --help")
     tenants = client.pages("/tenants", "tenants", {})
-    known = next((t for t in tenants if arguments.name in (t["tenant"], t["id"])), None)
+    known = next((t for t in tenants if name in (t["tenant"], t["id"])), None)
     if known is None:
-        raise ConfigError(f"there is no tenant {arguments.name}; see `trunkline tenants list`")
-    body: Json = {**known["policy"], "reason": arguments.reason}
-    for name in ("scope", "shared"):
-        if getattr(arguments, name) is not None:
-            body[name] = getattr(arguments, name)
-    for name in ("requests_per_s", "tokens_per_s", "weight"):
-        _set_number(body, name, getattr(arguments, name), float)
-    for name in ("cache_floor_bytes", "cache_cap_bytes"):
-        _set_number(body, name, getattr(arguments, name), int)
-    done = client.ask("PUT", f"/tenants/{_part(arguments.name)}/policy", body)
+        raise ConfigError(f"there is no tenant {name}; see `trunkline tenants list`")
+    if not wanted:
+        return _show_policy(arguments, known, terminal)
+    body: Json = {**known["policy"], **wanted, "reason": arguments.reason}
+    floor_bytes, cap_bytes = body["cache_floor_bytes"], body["cache_cap_bytes"]
+    if cap_bytes is not None and floor_bytes > cap_bytes:
+        raise ConfigError(
+            f"the floor of {floor_bytes} bytes would be above the cap of {cap_bytes}: give"
+            " --cache-floor-bytes or --cache-cap-bytes as well"
+        )
+    done = client.ask("PUT", f"/tenants/{_part(name)}/policy", body)
     return _print_done(arguments, done, "has its new policy", "", terminal)
 
 
-def _set_number(body: Json, name: str, text: str | None, kind: Callable[[str], object]) -> None:
-    if text is None:
-        return
-    flag = "--" + name.replace("_", "-")
-    if text == "none":
-        if name in ("weight", "cache_floor_bytes"):
+def _wanted_policy(arguments: argparse.Namespace) -> Json:
+    """What flags say. Raises ConfigError for what the gateway would not take."""
+    given: Json = {
+        name: getattr(arguments, name)
+        for name in _POLICY_FIELDS
+        if getattr(arguments, name) is not None
+    }
+    for name, text in given.items():
+        flag = "--" + name.replace("_", "-")
+        if name in ("scope", "shared"):
+            continue
+        if text == "none" and name in ("weight", "cache_floor_bytes"):
             raise ConfigError(f"{flag} takes a number, not none")
-        body[name] = None
-        return
-    try:
-        body[name] = kind(text)
-    except ValueError:
-        raise ConfigError(f"{flag} {text} is no number") from None
+        if text == "none":
+            given[name] = None
+        elif name.endswith("_bytes"):
+            given[name] = bytes_in(text, flag)
+        else:
+            given[name] = number_in(text, flag, MAX_WEIGHT if name == "weight" else MAX_RATE)
+    return given
+
+
+_POLICY_FIELDS = (
+    *("scope", "shared", "requests_per_s", "tokens_per_s"),
+    *("cache_floor_bytes", "cache_cap_bytes", "weight"),
+)
+
+
+def _show_policy(arguments: argparse.Namespace, tenant: Json, terminal: Terminal) -> int:
+    if arguments.json:
+        return print_json(tenant, terminal)
+    policy = tenant["policy"]
+    terminal.say(f"tenant/{tenant['tenant']} of org/{tenant['org']}, {tenant['state']}")
+    shown = {**policy, "shared": _yes(policy["shared"])}
+    for name in _POLICY_FIELDS:
+        value = shown[name]
+        text = value if isinstance(value, str) else _limit(value)
+        terminal.say(f"  {name.replace('_', '-'):<18} {text}")
+    if tenant["effective_scope"] != policy["scope"]:
+        terminal.say(f"  as its organisation has it, it shares: {tenant['effective_scope']}")
+    return OK
 
 
 # -- revocations -----------------------------------------------------------------------------------
 
 
 def _revoke(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    body = {"subject": arguments.subject, "reason": arguments.reason}
+    subject = subject_in(arguments.subject)
+    if arguments.command == "revoke" and subject == "fleet" and not arguments.yes:
+        raise ConfigError(
+            "revoke fleet shuts out every tenant until `trunkline enable fleet`: say --yes; to make"
+            " only what is cached unreachable, use `trunkline invalidate fleet`"
+        )
+    body = {"subject": subject, "reason": arguments.reason}
     receipt = client.ask("POST", f"/{arguments.command}", body)
-    return _print_receipt(arguments, receipt, terminal)
+    return print_receipt(arguments, receipt, client, terminal)
 
 
 def _enable(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    body = {"subject": arguments.subject, "reason": arguments.reason}
+    body = {"subject": subject_in(arguments.subject), "reason": arguments.reason}
     done = client.ask("POST", "/enable", body)
     return _print_done(arguments, done, "is let in again", "was not revoked", terminal)
 
 
 def _revocations(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
+    if arguments.in_force:
+        return _in_force(arguments, client, terminal)
     if arguments.rev is not None:
         receipt = client.get(f"/revocations/{arguments.rev}")
-        return _print_receipt(arguments, receipt, terminal)
+        arguments.verbose = True  # who asks for one wants all of it
+        return print_receipt(arguments, receipt, client, terminal)
     found = client.get("/revocations", {"limit": 1_000})
     if arguments.json:
         return print_json(found, terminal)
@@ -216,48 +288,35 @@ def _revocations(arguments: argparse.Namespace, client: AdminClient, terminal: T
     return print_table(head, rows, terminal)
 
 
-def _print_receipt(arguments: argparse.Namespace, receipt: Json, terminal: Terminal) -> int:
-    if receipt["audit"] != "recorded":
-        terminal.note(
-            "trunkline: it is in force, but the audit log has no record of the outcome yet; it is"
-            " written when a sink is back"
-        )
+def _in_force(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
+    """Who is barred now, as far as the gateway tells."""
+    if arguments.rev is not None:
+        raise ConfigError("--in-force takes no REV")
+    barred = [
+        f"{kind}/{one[kind]}"
+        for kind in ("org", "tenant")
+        for one in _all_of(f"{kind}s", client, terminal)
+        if one["state"] == "revoked"
+    ]
+    terminal.note(
+        "trunkline: the gateway lists barred organisations and tenants alone; of users, models,"
+        " adapters, key classes and the fleet, the audit log tells: trunkline audit show"
+    )
     if arguments.json:
-        return print_json(receipt, terminal)
-    bytes_by_tier = ", ".join(f"{n} {tier}" for tier, n in receipt["condemned_bytes"].items())
-    acked, fenced = receipt["acked"], receipt["fenced"]
-    names = f": {', '.join(acked)}" if acked else ""
-    silent = f": {', '.join(fenced)}" if fenced else ""
-    lines = [
-        f"{receipt['subject']}: {_PAST[receipt['verb']]}, in force on every holder after"
-        f" {receipt['ms']:.1f} ms (revision {receipt['rev']}, epoch {receipt['epoch']})",
-        f"  acknowledged by {receipt['acked_count']}{names}",
-        f"  fenced by the end of their lease: {receipt['fenced_count']}{silent}",
-        f"  weakest fence: {_FENCES.get(receipt['fence'], receipt['fence'])}",
-        f"  weakest erase: {_ERASES.get(receipt['erase'], receipt['erase'])}",
-        f"  aborted {receipt['aborted']} requests, condemned {receipt['condemned_blocks']} blocks"
-        f" (bytes: {bytes_by_tier or 'none'})",
-        f"  audit: {receipt['audit']}",
-    ]
-    lines += [
-        f"  erased{' at ' + e['holder'] if e['holder'] else ''}: {e['blocks']} blocks"
-        f"{'' if e['done'] else ' so far'}"
-        for e in receipt["erasures"]
-    ]
-    terminal.say("\n".join(lines))
+        return print_json({"in_force": barred}, terminal)
+    terminal.say("\n".join(barred) if barred else "no organisation or tenant is barred")
     return OK
 
 
-_PAST = {"revoke": "revoked", "invalidate": "invalidated"}
-_FENCES = {
-    "worker": "worker (each block is checked at its use)",
-    "gateway": "gateway (nobody sends the old salt again)",
-}
-_ERASES = {
-    "namespace": "namespace (just these blocks)",
-    "whole": "whole (only a worker's whole cache at once)",
-    "restart": "restart (bytes stay until a worker is drained and restarted)",
-}
+def _all_of(name: str, client: AdminClient, terminal: Terminal) -> list[Json]:
+    """A whole list; empty, with a note, where this caller may not see it."""
+    try:
+        return list(client.pages(f"/{name}", name, {}))
+    except AdminRefused as error:
+        if error.answered != 403 or name != "orgs":
+            raise
+        terminal.note("trunkline: this key may not list organisations: tenants alone are shown")
+        return []
 
 
 # -- audit -----------------------------------------------------------------------------------------
@@ -328,68 +387,6 @@ def _newest_checkpoint(path: str) -> str:
     return lines[-1].decode("ascii")
 
 
-# -- public prefixes -------------------------------------------------------------------------------
-
-
-def _public_propose(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    audience = arguments.audience
-    body: Json = {
-        "name": arguments.name,
-        "owner": arguments.owner,
-        "model": arguments.model,
-        "tokens": tokens_in(arguments.tokens),
-        "block_tokens": arguments.block_tokens,
-        "audience": audience if audience == "all" else audience.split(","),
-        "expires_in_s": seconds_of(arguments.expires),
-        "reason": arguments.reason,
-    }
-    return _print_public(arguments, client.ask("POST", "/public", body), terminal)
-
-
-def _public_approve(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    path = f"/public/{_part(arguments.name)}/approve"
-    return _print_public(
-        arguments, client.ask("POST", path, {"reason": arguments.reason}), terminal
-    )
-
-
-def _public_withdraw(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    path = f"/public/{_part(arguments.name)}"
-    receipt = client.ask("DELETE", path, {"reason": arguments.reason})
-    return _print_receipt(arguments, receipt, terminal)
-
-
-def _public_list(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    prefixes = list(client.pages("/public", "public", {}))
-    if arguments.json:
-        return print_json({"public": prefixes}, terminal)
-    rows = [
-        (
-            *(p["name"], p["state"], p["owner"], p["model"], str(p["tokens_count"])),
-            f"{len(p['approvers'])} of {p['approvers_needed']}",
-            "all" if p["audience"] is None else ",".join(p["audience"]),
-            time_text(p["not_after_ms"]),
-        )
-        for p in prefixes
-    ]
-    head = ("NAME", "STATE", "OWNER", "MODEL", "TOKENS", "APPROVED", "AUDIENCE", "EXPIRES")
-    return print_table(head, rows, terminal)
-
-
-def _print_public(arguments: argparse.Namespace, prefix: Json, terminal: Terminal) -> int:
-    if arguments.json:
-        return print_json(prefix, terminal)
-    missing = prefix["approvers_needed"] - len(prefix["approvers"])
-    state = prefix["state"]
-    if missing > 0:
-        state += f", {missing} more approval{'s' if missing > 1 else ''} needed"
-    terminal.say(
-        f"{prefix['name']}: {state} ({prefix['tokens_count']} tokens for {prefix['model']}, id"
-        f" {prefix['public_id']}, digest {prefix['token_digest']})"
-    )
-    return OK
-
-
 def _part(name: str) -> str:
     """A name as one part of a path."""
     return quote(name, safe="")
@@ -433,8 +430,8 @@ _RUNS: Mapping[str, Run] = {
     "revocations": _revocations,
     "audit show": _audit_show,
     "audit verify": _audit_verify,
-    "public propose": _public_propose,
-    "public approve": _public_approve,
-    "public list": _public_list,
-    "public withdraw": _public_withdraw,
+    "public propose": public_answers.propose,
+    "public approve": public_answers.approve,
+    "public list": public_answers.show_all,
+    "public withdraw": public_answers.withdraw,
 }

@@ -15,8 +15,13 @@ ROLES = (
     *("tenant.user", "tenant.admin", "org.admin"),
     *("fleet.operator", "security.officer", "auditor"),
 )
-_SUBJECTS = "tenant/NAME, user/TENANT/NAME, org/NAME, model/NAME, adapter/NAME, key_class/NAME"
-_DURATIONS = "like 90s, 45m, 12h, 30d or 8w"
+_SUBJECTS = (
+    "tenant/NAME, user/TENANT/NAME, org/NAME, model/NAME, adapter/NAME, key_class/NAME, public/NAME"
+    " (a public prefix), or fleet (everything)"
+)
+_DURATIONS = "like 90s, 45m, 12h, 30d, 8w or 1y, or a date in UTC like 2027-01-31"
+_SIZE = "a size like 8000000000, 10GB or 512MiB"
+_NAME = "small letters, digits and . _ -"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,14 @@ def _where(parser: argparse.ArgumentParser) -> None:
         help="its admin key, or an API key with a role, or @FILE that holds one; what is written"
         f" here itself everyone on the machine can see [${KEY_VARIABLE}, else none]",
     )
-    group.add_argument("--json", action="store_true", help="print JSON instead of text")
+    group.add_argument(
+        "--json", action="store_true", help="print JSON instead of text, errors as well"
+    )
+
+
+def _verbose(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-v", "--verbose", action="store_true", help="all that the receipt holds")
 
 
 def _reason(parser: argparse.ArgumentParser, *, is_required: bool = False) -> None:
@@ -78,7 +90,7 @@ def _keys_create(parser: argparse.ArgumentParser) -> None:
     )
     add("--model", action="append", metavar="NAME", help="only this model; may be repeated [all]")
     add("--adapter", action="append", metavar="NAME", help="only this adapter [all]")
-    add("--expires", default="", metavar="TIME", help=f"from now, {_DURATIONS} [never]")
+    add("--expires", default="", metavar="TIME", help=f"{_DURATIONS} [never]")
     add("--class", dest="key_class", default="", metavar="NAME", help="for `revoke key_class/NAME`")
     add("--quota-class", default="", metavar="NAME", help="which quotas it is under")
     add(
@@ -94,7 +106,12 @@ def _keys_list(parser: argparse.ArgumentParser) -> None:
 
 
 def _keys_revoke(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("key_id", metavar="ID", help="16 hex digits: what `keys list` shows")
+    parser.add_argument(
+        "key_id",
+        metavar="ID",
+        help="16 hex digits, as `keys list` shows them; or the whole key, of which the id alone is"
+        " sent",
+    )
     _reason(parser)
 
 
@@ -103,7 +120,7 @@ def _nothing(_parser: argparse.ArgumentParser) -> None:
 
 
 def _orgs_add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="small letters, digits and . _ -")
+    parser.add_argument("name", metavar="NAME", help=_NAME)
     _reason(parser)
 
 
@@ -119,7 +136,7 @@ def _orgs_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def _tenants_add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="small letters, digits and . _ -")
+    parser.add_argument("name", metavar="NAME", help=_NAME)
     parser.add_argument("--org", default="", metavar="NAME", help="[one of its own, same name]")
     parser.add_argument("--create-org", action="store_true", help="make it if it does not exist")
     _reason(parser)
@@ -141,15 +158,30 @@ def _tenants_policy(parser: argparse.ArgumentParser) -> None:
     )
     add("--requests-per-s", metavar="N", help="rate limit; `none` lifts it")
     add("--tokens-per-s", metavar="N", help="rate limit of tokens; `none` lifts it")
-    add("--cache-floor-bytes", metavar="N", help="of each worker's cache, what others cannot take")
-    add("--cache-cap-bytes", metavar="N", help="the most of each worker's cache; `none` lifts it")
-    add("--weight", metavar="N", help="its share where requests queue")
+    add(
+        "--cache-floor-bytes",
+        metavar="SIZE",
+        help=f"of each worker's cache, what others cannot take: {_SIZE}",
+    )
+    add(
+        "--cache-cap-bytes",
+        metavar="SIZE",
+        help="the most of each worker's cache, in the same way; `none` lifts it",
+    )
+    add("--weight", metavar="N", help="its share where requests queue, up to 1000 [1]")
     _reason(parser)
 
 
 def _revoke(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("subject", metavar="SUBJECT", help=_SUBJECTS)
+    parser.add_argument("--yes", action="store_true", help="needed to revoke fleet: everybody")
     _reason(parser, is_required=True)
+    _verbose(parser)
+
+
+def _invalidate(parser: argparse.ArgumentParser) -> None:
+    _subject(parser)
+    _verbose(parser)
 
 
 def _subject(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +190,12 @@ def _subject(parser: argparse.ArgumentParser) -> None:
 
 
 def _revocations(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rev", nargs="?", type=int, metavar="REV", help="one of them [all]")
+    parser.add_argument("rev", nargs="?", type=int, metavar="REV", help="one of them, whole [all]")
+    parser.add_argument(
+        "--in-force",
+        action="store_true",
+        help="in place of receipts, which tenants and organisations are shut out now",
+    )
 
 
 def _audit_show(parser: argparse.ArgumentParser) -> None:
@@ -203,9 +240,21 @@ def _public_propose(parser: argparse.ArgumentParser) -> None:
     _reason(parser, is_required=True)
 
 
-def _public_one(parser: argparse.ArgumentParser) -> None:
+def _public_approve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="or its id")
+    parser.add_argument(
+        "--tokens",
+        metavar="FILE",
+        help="the token ids that you have looked at, as for `public propose`: if others were"
+        " proposed, nothing is approved",
+    )
+    _reason(parser)
+
+
+def _public_withdraw(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="or its id")
     _reason(parser)
+    _verbose(parser)
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -227,7 +276,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "keys revoke": Command(
         summary="Make one API key worthless from now on.",
-        usage="ID",
+        usage="ID|KEY",
         examples=("trunkline keys revoke 2b902f8911e81818 --reason 'laptop lost'",),
         flags=_keys_revoke,
     ),
@@ -265,10 +314,11 @@ COMMANDS: Mapping[str, Command] = {
         flags=_tenants_add,
     ),
     "tenants policy": Command(
-        summary="Change how far a tenant's cache is shared, and what it may use.",
+        summary="Show, or change, how far a tenant's cache is shared and what it may use.",
         usage="NAME [options]",
         examples=(
-            "trunkline tenants policy acme --requests-per-s 50 --cache-cap-bytes 8000000000",
+            "trunkline tenants policy acme",
+            "trunkline tenants policy acme --requests-per-s 50 --cache-cap-bytes 8GB",
             "trunkline tenants policy acme-eu --shared --scope org",
         ),
         flags=_tenants_policy,
@@ -279,6 +329,7 @@ COMMANDS: Mapping[str, Command] = {
         examples=(
             "trunkline revoke tenant/acme --reason 'contract ended'",
             "trunkline revoke user/acme/alice --reason 'key leaked' --json",
+            "trunkline revoke fleet --yes --reason 'a worker was broken into'",
         ),
         flags=_revoke,
     ),
@@ -289,7 +340,7 @@ COMMANDS: Mapping[str, Command] = {
             "trunkline invalidate model/llama-3 --reason 'new weights'",
             "trunkline invalidate fleet --reason 'restored a backup'",
         ),
-        flags=_subject,
+        flags=_invalidate,
     ),
     "enable": Command(
         summary="Let in again what was revoked; its old cache stays unreachable.",
@@ -300,7 +351,11 @@ COMMANDS: Mapping[str, Command] = {
     "revocations": Command(
         summary="Show receipts: who acknowledged, who was fenced, what was erased.",
         usage="[REV]",
-        examples=("trunkline revocations", "trunkline revocations 17 --json"),
+        examples=(
+            "trunkline revocations",
+            "trunkline revocations 17 --json",
+            "trunkline revocations --in-force",
+        ),
         flags=_revocations,
     ),
     "audit show": Command(
@@ -325,7 +380,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "public propose": Command(
         summary="Propose a prefix to be shared by all of an audience; two others must approve.",
-        usage="NAME --tokens FILE --model NAME --owner ORG --audience WHO [options]",
+        usage="NAME --tokens FILE --block-tokens N --model NAME --owner ORG --audience WHO"
+        " --reason TEXT [options]",
         examples=(
             "trunkline public propose support-v3 --tokens prompt.json --block-tokens 16"
             " --model llama-3 --owner acme --audience all --reason 'the support prompt'",
@@ -334,12 +390,12 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "public approve": Command(
         summary="Approve a proposed prefix, as one of two approvers.",
-        usage="NAME",
-        examples=("trunkline public approve support-v3 --admin-key @my-key",),
-        flags=_public_one,
+        usage="NAME [--tokens FILE]",
+        examples=("trunkline public approve support-v3 --tokens prompt.json --admin-key @my-key",),
+        flags=_public_approve,
     ),
     "public list": Command(
-        summary="Show public prefixes.",
+        summary="Show public prefixes: of how many tokens, with which digest, proposed why.",
         usage="",
         examples=("trunkline public list",),
         flags=_nothing,
@@ -348,6 +404,21 @@ COMMANDS: Mapping[str, Command] = {
         summary="Take a public prefix back, and make its blocks unreachable.",
         usage="NAME",
         examples=("trunkline public withdraw support-v3 --reason 'old'",),
-        flags=_public_one,
+        flags=_public_withdraw,
     ),
 }
+
+_REMOVING = ("delete", "remove", "rm", "del", "drop", "destroy")
+
+
+def instead(name: str) -> str | None:
+    """What there is in place of a verb that people look for and that there is not."""
+    group, _, verb = name.partition(" ")
+    if verb not in _REMOVING:
+        return None
+    return {
+        "keys": "a key is made worthless: trunkline keys revoke ID",
+        "tenants": "a tenant is shut out: trunkline revoke tenant/NAME --reason TEXT",
+        "orgs": "an organisation is shut out: trunkline revoke org/NAME --reason TEXT",
+        "public": "a prefix is taken back: trunkline public withdraw NAME",
+    }.get(group)

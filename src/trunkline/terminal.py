@@ -1,25 +1,21 @@
-"""What verbs write to a terminal, and how they read the words of a person: times, durations, ids.
+"""What verbs write to a terminal, and the times in it.
 
-Must never: let what it shows steer the terminal. Read `tenant_answers.py` for who uses it.
+Must never: let what it shows steer the terminal. Read `words.py` for how a person is read, and
+`tenant_answers.py` for who uses both.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
 from trunkline.admin_client import Json
 from trunkline.errors import ConfigError
-from trunkline.leaf import read_bounded
 
 OK = 0
-MAX_TOKENS_FILE_BYTES = 4 << 20
-_DURATION = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +25,8 @@ class Terminal:
     environ: Mapping[str, str]
     out: TextIO
     err: TextIO
+    wall_s: Callable[[], float]
+    """Seconds since 1970."""
 
     def say(self, text: str) -> None:
         self.out.write(text + "\n")
@@ -36,25 +34,6 @@ class Terminal:
     def note(self, text: str) -> None:
         """Beside the result: what a program that reads it does not want."""
         self.err.write(text + "\n")
-
-
-def seconds_of(text: str) -> int:
-    """`30d` in seconds. Raises ConfigError."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise ConfigError(f"--expires {text}: give a whole number and s, m, h, d or w, like 30d")
-    return int(found[1]) * _SECONDS[found[2]]
-
-
-def tokens_in(path: str) -> list[int]:
-    """Token ids from a file. Raises ConfigError that names the first word that is none."""
-    raw, _ = read_bounded(path, MAX_TOKENS_FILE_BYTES, "--tokens: file")
-    words = raw.replace(b"[", b" ").replace(b"]", b" ").replace(b",", b" ").split()
-    for word in words:
-        if not word.isdigit() or len(word) > 10:
-            shown = word[:20].decode("ascii", "replace")
-            raise ConfigError(f"--tokens {path}: {shown!r} is no token id")
-    return [int(word) for word in words]
 
 
 def wall_ms_of(text: str | None, flag: str) -> int | None:

@@ -50,8 +50,8 @@ WIRING = {
         "admin_client.py",
         "tenant_commands.py",
         "tenant_answers.py",
-        "terminal.py",
-        *("tenant_side.py", "tenant_policies.py"),
+        *("terminal.py", "words.py", "public_answers.py", "receipt_text.py"),
+        *("tenant_side.py", "tenant_policies.py", "unfinished.py"),
     ),
 }
 """The top of a process. May import everything, but of these only `NAMES_ADAPTERS` the adapters."""

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from admin_port import serving
-from tenant_port import OPERATOR_KEY, TenantPort, serving_tenants
+from shell import Shell
+from tenant_port import serving_tenants
 
-from trunkline import cli, tenant_commands
-from trunkline.terminal import seconds_of
+from trunkline import cli
+from trunkline.admin_client import AdminClient
 
 KEY_TEXT = re.compile(r"pk_[0-9a-f]{16}_[A-Za-z0-9_-]{43}\n")
-
-
-class Shell:
-    """Runs verbs in this process, as `trunkline` does."""
-
-    def __init__(self, port: TenantPort, capsys: pytest.CaptureFixture[str]) -> None:
-        self.port = port
-        self._capsys = capsys
-
-    def run(self, *words: str, key: str = OPERATOR_KEY) -> tuple[int, str, str]:
-        given = ["--admin-key", key] if key else []
-        code = cli.main([*words, "--admin-url", self.port.url, *given])
-        out, err = self._capsys.readouterr()
-        return code, out, err
-
-    def said(self, *words: str, key: str = OPERATOR_KEY) -> str:
-        code, out, err = self.run(*words, key=key)
-        assert (code, err) == (0, ""), (out, err)
-        return out
-
-    def json(self, *words: str, key: str = OPERATOR_KEY) -> Any:
-        return json.loads(self.said(*words, "--json", key=key))
 
 
 @pytest.fixture
@@ -73,10 +49,21 @@ def test_keys_are_listed_without_secrets_and_revoked_by_id(shell: Shell) -> None
     page = shell.said("keys", "list", "--tenant", "acme")
     key_id, secret = text.split("_", 2)[1:]
     assert page.splitlines()[0].split() == (
-        ["KEY", "STATE", "TENANT", "USER", "ROLES", "MODELS", "EXPIRES"]
+        [
+            "KEY",
+            "STATE",
+            "TENANT",
+            "USER",
+            "ROLES",
+            "SCOPE",
+            "CLASS",
+            "MODELS",
+            "ADAPTERS",
+            "EXPIRES",
+        ]
     )
     assert page.splitlines()[1].split() == (
-        [key_id, "live", "acme", "alice", "tenant.user", "all", "never"]
+        [key_id, "live", "acme", "alice", "tenant.user", "policy", "-", "all", "all", "never"]
     )
     assert secret not in page
     assert shell.said("keys", "revoke", key_id, "--reason", "lost") == (
@@ -84,6 +71,40 @@ def test_keys_are_listed_without_secrets_and_revoked_by_id(shell: Shell) -> None
     )
     assert shell.said("keys", "revoke", key_id) == f"key/{key_id} was revoked before\n"
     assert "revoked" in shell.said("keys", "list")
+
+
+def test_a_whole_key_is_revoked_and_its_secret_goes_no_further(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shell.port.key("acme", user="alice")
+    asked: list[str] = []
+    ask = AdminClient.ask
+
+    def listening(client: AdminClient, method: str, path: str, body: Any = None) -> Any:
+        asked.append(f"{method} {path} {body}")
+        return ask(client, method, path, body)
+
+    monkeypatch.setattr(AdminClient, "ask", listening)
+    key_id, secret = text.split("_", 2)[1:]
+    assert shell.said("keys", "revoke", text) == f"key/{key_id} is revoked (revision 4)\n"
+    assert asked
+    assert secret not in " ".join(asked)
+    code, out, err = shell.run("keys", "revoke", text[:-1])
+    assert (code, secret[:-1] in out + err) == (cli.MISUSED, False)
+    code, _, err = shell.run("revoke", text, "--reason", "r")
+    assert (code, err) == (2, f"trunkline: for one key: trunkline keys revoke {key_id}\n")
+
+
+def test_a_list_of_keys_shows_what_each_is_bound_to(shell: Shell) -> None:
+    shell.port.key("acme", user="al", adapters=["fr"], key_class="ci", scope="user")
+    row = shell.said("keys", "list").splitlines()[1].split()
+    assert row[5:] == ["user", "ci", "all", "fr", "never"]
+
+
+def test_a_key_may_end_on_a_date(shell: Shell) -> None:
+    shell.run("keys", "create", "--tenant", "a", "--create-tenant", "--expires", "2033-05-18")
+    (row,) = shell.json("keys", "list")["keys"]
+    assert abs(row["not_after_ms"] - 1_999_987_200_000) < 60_000
 
 
 def test_more_keys_than_a_page_are_listed_whole(shell: Shell) -> None:
@@ -120,13 +141,31 @@ def test_a_policy_flag_leaves_the_others_as_they_are(shell: Shell) -> None:
     assert policy["cache_cap_bytes"] is None
 
 
+def test_a_policy_without_flags_is_shown_and_nothing_is_written(shell: Shell) -> None:
+    shell.said("tenants", "add", "acme")
+    words = ["--cache-cap-bytes", "1.5GiB", "--cache-floor-bytes", "512MB", "--weight", "2"]
+    shell.said("tenants", "policy", "acme", *words)
+    rev = shell.port.registry.book.rev
+    page = shell.said("tenants", "policy", "acme").splitlines()
+    assert page[0] == "tenant/acme of org/acme, active"
+    assert [line.split() for line in page[1:]] == [
+        *(["scope", "tenant"], ["shared", "no"], ["requests-per-s", "none"]),
+        *(["tokens-per-s", "none"], ["cache-floor-bytes", "512000000"]),
+        *(["cache-cap-bytes", "1610612736"], ["weight", "2"]),
+    ]
+    assert shell.json("tenants", "policy", "acme")["policy"]["weight"] == 2.0
+    assert shell.port.registry.book.rev == rev
+    code, _, err = shell.run("tenants", "policy", "acme", "--cache-cap-bytes", "1kB")
+    assert (code, "above the cap of 1000" in err) == (cli.MISUSED, True)
+
+
 # --- revocations --------------------------------------------------------------------------------
 
 
 def test_a_revocation_prints_its_receipt(shell: Shell) -> None:
     shell.said("tenants", "add", "acme")
-    page = shell.said("revoke", "tenant/acme", "--reason", "contract ended")
-    assert page.startswith("tenant/acme: revoked, in force on every holder after ")
+    page = shell.said("revoke", "tenant/acme", "--reason", "contract ended", "-v")
+    assert page.startswith("tenant/acme: revoked, in force after ")
     for part in ("acknowledged by 1: gateway", "condemned 2 blocks (bytes: 64 device)"):
         assert part in page
     for part in ("weakest fence: gateway", "weakest erase: namespace", "audit: recorded"):
@@ -136,13 +175,49 @@ def test_a_revocation_prints_its_receipt(shell: Shell) -> None:
     assert "model/m: invalidated" in shell.said("invalidate", "model/m")
     rows = [line.split()[:3] for line in shell.said("revocations").splitlines()[1:]]
     assert rows == [["5", "invalidate", "model/m"], ["3", "revoke", "tenant/acme"]]
-    assert "revision 3, epoch 1" in shell.said("revocations", "3")
+    assert "  epoch 1\n" in shell.said("revocations", "3"), "one that is asked for is shown whole"
+
+
+def test_what_was_done_is_one_line_unless_more_is_asked_for(shell: Shell) -> None:
+    page = shell.said("revoke", "model/m", "--reason", "r")
+    assert re.fullmatch(
+        r"model/m: revoked, in force after [0-9.]+ ms \(revision 1\): 1 acknowledged, 1 requests"
+        r" ended, 2 blocks condemned\n",
+        page,
+    )
+    assert len(shell.said("invalidate", "model/m", "--verbose").splitlines()) > 5
+
+
+def test_who_is_shut_out_now_is_listed_and_what_is_not_told_is_said(shell: Shell) -> None:
+    for name in ("acme", "eu"):
+        shell.said("tenants", "add", name)
+    assert "is barred" in shell.run("revocations", "--in-force")[1]
+    shell.said("revoke", "tenant/acme", "--reason", "r")
+    shell.said("revoke", "org/eu", "--reason", "r")
+    code, out, err = shell.run("revocations", "--in-force")
+    assert (code, out) == (0, "org/eu\ntenant/acme\n")
+    assert "of users, models, adapters, key classes and the fleet" in err
+    admin = shell.port.key("acme2", "org.admin")
+    assert "may not list organisations" in shell.run("revocations", "--in-force", key=admin)[2]
+    shell.said("enable", "tenant/acme")
+    assert json.loads(shell.run("revocations", "--in-force", "--json")[1]) == (
+        {"in_force": ["org/eu"]}
+    )
+    assert shell.run("revocations", "3", "--in-force")[0] == cli.MISUSED
+
+
+def test_the_fleet_is_revoked_only_with_yes(shell: Shell) -> None:
+    code, _, err = shell.run("revoke", "fleet", "--reason", "r")
+    assert (code, "--yes" in err) == (cli.MISUSED, True)
+    assert shell.port.orders == []
+    assert shell.said("revoke", "fleet", "--yes", "--reason", "r").startswith("fleet: revoked")
+    assert shell.said("enable", "fleet").startswith("fleet is let in again")
 
 
 def test_a_revocation_without_an_audit_sink_says_so_and_is_done(shell: Shell) -> None:
     shell.port.sink.is_broken = True
     code, out, err = shell.run("revoke", "model/m", "--reason", "r")
-    assert (code, "audit: pending" in out) == (0, True)
+    assert (code, "model/m: revoked" in out) == (0, True)
     assert "no record of the outcome yet" in err
     code, _, err = shell.run("orgs", "add", "o")
     assert code == 1
@@ -232,188 +307,47 @@ def test_a_prefix_is_proposed_approved_twice_listed_and_withdrawn(
     assert "1 more approval needed" in shell.said("public", "approve", "support", key=first)
     assert "support: live" in shell.said("public", "approve", "support", key=second)
     row = shell.said("public", "list").splitlines()[1].split()
-    assert row[:7] == ["support", "live", "acme", "m", "32", "2", "of"]
+    assert row[:8] == ["support", "live", "acme", "m", "32", "16", "2", "of"]
+    assert (len(row[-2]), row[-1]) == (64, "shared")
     assert "public/support: invalidated" in shell.said("public", "withdraw", "support")
     assert shell.json("public", "list")["public"][0]["state"] == "withdrawn"
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
+def _proposed(shell: Shell, tokens: Path) -> str:
+    """Words of a proposal."""
+    shell.port.operator.post("/orgs", json={"name": "acme"})
+    words = ["public", "propose", "support", "--tokens", str(tokens), "--block-tokens", "16"]
+    words += ["--model", "m", "--owner", "acme", "--audience", "all", "--reason", "shared"]
+    return shell.said(*words)
 
 
-def test_where_nobody_listens_the_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    assert cli.main(["keys", "list", "--admin-url", url]) == 1
-    err = capsys.readouterr().err
-    assert (err.count("\n"), "--admin-url" in err, url in err) == (1, True, True)
-
-
-def test_a_missing_and_a_wrong_key_are_told_apart(shell: Shell) -> None:
-    code, _, err = shell.run("keys", "list", key="")
-    assert (code, "asks for a key" in err, "--admin-key" in err) == (1, True, True)
-    code, _, err = shell.run("keys", "list", key="marked-wrong")
-    assert (code, "does not take this key" in err) == (1, True)
-    assert "marked-wrong" not in err
-    code, _, err = shell.run("keys", "list", key=shell.port.key("acme"))
-    assert (code, "has no role for keys.read" in err) == (1, True)
-
-
-def test_a_gateway_of_one_tenant_says_how_to_switch_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving("marked-key") as single:
-        words = ["keys", "list", "--admin-url", single.url, "--admin-key", "marked-key"]
-        assert cli.main(words) == 1
-    assert "--auth keys" in capsys.readouterr().err
-
-
-def test_the_key_comes_from_the_environment_or_a_file_too(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_an_approval_with_other_tokens_than_the_proposed_ones_is_refused(
+    shell: Shell, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TRUNKLINE_ADMIN_API_KEY", OPERATOR_KEY)
-    assert shell.said("orgs", "list", key="")
-    secret = tmp_path / "operator-key"
-    secret.write_text(OPERATOR_KEY + "\n")
-    secret.chmod(0o600)
-    monkeypatch.setenv("TRUNKLINE_ADMIN_API_KEY", f"@{secret}")
-    assert shell.said("orgs", "list", key="")
-    monkeypatch.setenv("TRUNKLINE_ADMIN_API_KEY", "wrong")
-    assert shell.said("orgs", "list", key=f"@{secret}")
-    secret.chmod(0o644)
-    code, _, err = shell.run("orgs", "list", key=f"@{secret}")
-    assert (code, "chmod 600" in err) == (2, True)
+    tokens, others = tmp_path / "prompt.json", tmp_path / "others.json"
+    tokens.write_text(json.dumps(list(range(32))))
+    others.write_text(json.dumps([*range(31), 99]))
+    _proposed(shell, tokens)
+    shell.said("public", "withdraw", "support")
+    tokens.write_text(json.dumps(list(range(48))))
+    _proposed(shell, tokens)
+    ann = shell.port.key("sec", "security.officer", user="ann")
+    code, _, err = shell.run("public", "approve", "support", "--tokens", str(others), key=ann)
+    assert (code, "was NOT approved" in err) == (1, True)
+    assert [p["approvers"] for p in shell.json("public", "list")["public"]] == [[], []]
+    page = shell.said("public", "approve", "support", "--tokens", str(tokens), key=ann)
+    assert "1 more approval needed (48 tokens" in page
+    code, _, err = shell.run("public", "approve", "absent", "--tokens", str(tokens), key=ann)
+    assert (code, "there is no prefix absent" in err) == (cli.MISUSED, True)
 
 
-def _server(answer: bytes) -> tuple[str, Callable[[], None]]:
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(65_536)
-            connection.sendall(answer)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-
-    def close() -> None:
-        thread.join(10)
-        listener.close()
-
-    return f"http://127.0.0.1:{listener.getsockname()[1]}", close
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
-        b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff",
-        b"SSH-2.0-OpenSSH_9.6\r\n",
-        b"",
-    ],
-)
-def test_another_program_at_that_port_is_not_taken_for_a_gateway(
-    answer: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url, close = _server(answer)
-    assert cli.main(["keys", "list", "--admin-url", url]) == 1
-    close()
-    err = capsys.readouterr().err
-    assert (err.count("\n"), "--admin-url" in err) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["keys"], ""),
-        (["keys", "creat", "--tenant", "a"], "did you mean keys create?"),
-        (["keys", "burn"], "the verbs are keys create, keys list, keys revoke"),
-        (["keyz"], "did you mean keys?"),
-        (["keys", "create"], "--tenant"),
-        (["keys", "create", "--tenant", "a", "--role", "root"], "invalid choice: 'root'"),
-        (["keys", "create", "--tenant", "a", "--expires", "soon"], "like 30d"),
-        (["keys", "create", "--tenant", "a", "--expires", "0d"], "like 30d"),
-        (["keys", "create", "--tenant", "a", "--secret", "x"], "is no flag of trunkline keys crea"),
-        (["revoke", "tenant/acme"], "--reason"),
-        (["revoke"], "SUBJECT"),
-        (["audit", "show", "--since", "yesterday"], "is no time"),
-        (["audit", "verify", "--dir", "/absent"], "is no folder"),
-        (["audit", "verify", "--public-key", "x"], "goes with --dir"),
-        (["audit", "verify", "--from-checkpoint", "/absent"], "cannot be read"),
-        (["public", "propose", "p"], "--tokens"),
-        (["orgs", "policy", "o"], "--shared"),
-        (["keys", "list", "--admin-url", "ftp://x"], "does not begin with http"),
-        (["keys", "list", "--admin-url", "http://u:p@x"], "scheme, host and port alone"),
-        (["keys", "list", "--admin-url", "http://x:99999"], "is no address"),
-        (["keys", "list", "--admin-key", "a b"], "no header can carry"),
-        (["keys", "list", "--admin-key", "@/absent"], "cannot be read"),
-    ],
-)
-def test_a_mistake_is_exit_code_2_and_says_what_is_right(
-    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(words) == cli.MISUSED
-    assert part in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
-        ("[1, 2", None),
-        ("1 2 x", "'x' is no token id"),
-        ("[-1]", "no token id"),
-        ("[1.5]", "no tok"),
-    ],
-)
-def test_token_files_are_read_strictly(
-    content: str, part: str | None, shell: Shell, tmp_path: Path
-) -> None:
-    path = tmp_path / "tokens"
-    path.write_text(content)
-    words = ["public", "propose", "p", "--tokens", str(path), "--block-tokens", "1"]
-    words += ["--model", "m", "--owner", "o", "--audience", "all", "--reason", "r"]
+def test_tokens_that_are_not_of_whole_blocks_are_not_sent(shell: Shell, tmp_path: Path) -> None:
+    tokens = tmp_path / "prompt.json"
+    tokens.write_text(json.dumps(list(range(33))))
+    words = ["public", "propose", "p", "--tokens", str(tokens), "--block-tokens", "16"]
+    words += ["--model", "m", "--owner", "acme", "--audience", "all", "--reason", "r"]
     code, _, err = shell.run(*words)
-    assert code == (1 if part is None else 2)
-    assert (part or "no organisation 'o'") in err
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("45m", 2_700), ("12h", 43_200), ("30d", 2_592_000)]
-)
-def test_durations_are_read_with_their_unit(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
-    assert seconds_of("2w") == 1_209_600
-
-
-@pytest.mark.parametrize("name", tenant_commands.COMMANDS)
-def test_the_help_of_each_verb_teaches_with_examples_that_it_would_take(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([*name.split(), "--help"])
-    assert caught.value.code == 0
-    page = capsys.readouterr().out
-    assert "examples:" in page
-    assert "--admin-url" in page
-    for example in tenant_commands.COMMANDS[name].examples:
-        words = _words_of(example)
-        assert words[: len(name.split())] == name.split()
-        cli.build_parser(name).read(words[len(name.split()) :])
-
-
-def _words_of(example: str) -> list[str]:
-    """What a shell would hand over of an example."""
-    import shlex
-
-    command = example.removeprefix("(umask 077; ").partition(" > ")[0]
-    return shlex.split(command)[1:]
-
-
-def test_a_group_of_verbs_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["keys", "--help"]) == 0
-    page = capsys.readouterr().out
-    assert "trunkline keys create --tenant acme" in page
-    assert cli.main(["keys"]) == cli.MISUSED
+    assert (code, "give the first 32" in err) == (cli.MISUSED, True)
 
 
 def test_what_a_log_holds_does_not_steer_the_terminal(shell: Shell) -> None:
