@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trunkline.control.ledger import Ledger
     from trunkline.control.receipts import HolderAck
     from trunkline.control.registry import Committed, Registry
+    from trunkline.control.restored import BackupWatch
     from trunkline.control.revocation import Revoker
     from trunkline.core.credentials import SecretHash
     from trunkline.core.freshness import Order
@@ -178,6 +179,7 @@ class _Door:
 async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     from trunkline.administration import Administration, AdministrationParts
     from trunkline.control.ledger import Ledger
+    from trunkline.control.restored import BackupWatch
 
     # First, since it remembers how far the registry had come: a restored backup is behind it.
     audit, reader = await _open_audit(ground)
@@ -186,7 +188,8 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     door = await _open_door(ground, registry.book)
     here = LocalHolder(door.tenancy)
     grants = LeaseGrants(ground.clock.boot(), has_earlier_life=registry.rev > 0)
-    holdings = await _open_holdings(ground, registry, grants)
+    watch = BackupWatch(ground.clock, ground.log)
+    holdings = await _open_holdings(ground, registry, grants, watch)
     revoker = await _open_revoker(ground, registry, ledger, grants, holdings, here)
 
     def take_in(committed: Committed) -> None:
@@ -199,8 +202,8 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     door.tenancy.swap(registry.table)
     door.tenancy.as_of_now = door.policies.applied
     registry.subscribe(take_in)
-    beat = asyncio.create_task(_keep_ledger(ledger, ground.log))
-    ground.stack.callback(beat.cancel)
+    for work in (_keep_ledger(ledger, ground.log), watch.run(registry, revoker)):
+        ground.stack.callback(asyncio.create_task(work).cancel)
     administration = Administration(
         AdministrationParts(
             registry=registry,
@@ -271,7 +274,9 @@ async def _open_door(ground: _Ground, book: Book) -> _Door:
     )
 
 
-async def _open_holdings(ground: _Ground, registry: Registry, grants: LeaseGrants) -> Holdings:
+async def _open_holdings(
+    ground: _Ground, registry: Registry, grants: LeaseGrants, watch: BackupWatch
+) -> Holdings:
     from trunkline.control.holders import HolderParts
     from trunkline.control.holdings import Holdings
     from trunkline.control.probe import fetch, post
@@ -283,6 +288,7 @@ async def _open_holdings(ground: _Ground, registry: Registry, grants: LeaseGrant
         post=post,
         clock=ground.clock,
         log=ground.log,
+        on_ahead=watch.tell,
     )
     return await ground.stack.enter_async_context(Holdings(parts))
 
@@ -385,7 +391,7 @@ async def _open_registry(ground: _Ground, acknowledged_rev: int) -> Registry:
 async def _open_audit(ground: _Ground) -> tuple[AuditLog, AuditReader]:
     from trunkline.adapters.audit_files import CheckpointFile, FileSink
     from trunkline.adapters.signing import Ed25519Signer
-    from trunkline.adapters.state_dir import boot_id, host_name
+    from trunkline.adapters.state_dir import boot_id, host_name, is_one_place
     from trunkline.control.audit import AuditLog, AuditOrigin
     from trunkline.control.audit_reader import AuditReader
 
@@ -395,6 +401,12 @@ async def _open_audit(ground: _Ground) -> tuple[AuditLog, AuditReader]:
         signer = Ed25519Signer.from_file(state.signing_key_file)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if is_one_place(state.audit_dir, copy_dir):
+        ground.log.warning(
+            "audit.one_place",
+            meaning="who loses or restores that disk has no second copy of the audit log",
+            remedy="--audit-copy-dir on another disk",
+        )
     keeper = CheckpointFile(copy_dir.with_name(copy_dir.name + "-checkpoints.jsonl"))
     audit = AuditLog(
         [FileSink(state.audit_dir), FileSink(copy_dir)],

@@ -38,6 +38,7 @@ class Machine:
     """What becomes of its answers."""
     table: EpochTable = field(default_factory=EpochTable)
     grants_seen: list[dict[str, Any] | None] = field(default_factory=list[dict[str, Any] | None])
+    ahead: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     holder: WorkerHolder = field(init=False)
     grants: LeaseGrants = field(init=False)
 
@@ -50,6 +51,7 @@ class Machine:
             post=self.post,
             clock=self,
             log=EventLog("test-holders"),
+            on_ahead=lambda worker, rev: self.ahead.append((worker, rev)),
         )
         self.holder = WorkerHolder("w", Endpoint(host="w", port=1, host_header="w"), parts)
 
@@ -159,6 +161,32 @@ def test_a_change_is_brought_there_before_the_next_beat(machine: Machine) -> Non
         task.cancel()
 
     machine.loop.run_until_complete(scenario())
+
+
+def test_a_worker_that_is_ahead_of_the_registry_has_no_lease_and_is_told_of(
+    machine: Machine,
+) -> None:
+    """The registry is a restored backup: what an earlier life of it told the worker is above."""
+    earlier = Grant(ask=machine.freshness.ask(machine.boot()), rev=9, ttl_ms=100.0)
+    machine.freshness.take(earlier)
+    machine.lives(4.0)
+    assert not machine.freshness.is_valid(machine.boot())
+    assert not machine.holder.is_granted()
+    assert set(machine.ahead) == {("w", 9)}
+    for rev in range(1, 10):
+        machine.table = machine.table.advanced(rev=rev)
+    machine.lives(2.5)
+    assert machine.holder.is_granted()
+
+
+def test_a_worker_has_a_lease_when_it_says_so_and_not_when_it_was_sent(machine: Machine) -> None:
+    machine.raise_epoch()
+    machine.change = lambda body: {**body, "rev": 0}
+    machine.lives(2.5)
+    assert not machine.holder.is_granted()
+    machine.change = lambda body: body
+    machine.lives(2.5)
+    assert machine.holder.is_granted()
 
 
 def test_a_silent_worker_is_granted_nothing_and_taken_up_again(machine: Machine) -> None:

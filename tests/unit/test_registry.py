@@ -22,7 +22,6 @@ from registry_bench import (
     run,
 )
 
-from trunkline.control import registry as registry_module
 from trunkline.control.book import Limits
 from trunkline.control.changes import (
     MAX_PUBLIC_TOKENS,
@@ -47,8 +46,7 @@ from trunkline.control.memory_store import Fault, MemoryStore
 from trunkline.control.registry import Committed, Registry
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
-from trunkline.errors import Busy, ChangeRefused, RegistryBroken, RegistryDown, UnknownName
-from trunkline.worker.agent import MAX_SUBJECTS
+from trunkline.errors import ChangeRefused, RegistryBroken, RegistryDown, UnknownName
 
 TENANT_OF = Subject(kind=SubjectKind.TENANT, path=TENANT.tenant)
 FLEET = Subject(kind=SubjectKind.FLEET)
@@ -370,102 +368,6 @@ def test_a_cancelled_change_takes_effect_when_it_is_durable() -> None:
         assert registry.rev == 1
 
     run(scenario())
-
-
-def test_changes_beyond_the_bound_of_waiting_ones_are_told_to_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registry_module, "MAX_WAITING_COMMITS", 2)
-    monkeypatch.setattr(registry_module, "KEPT_FOR_EPOCHS", 0)
-
-    async def scenario() -> None:
-        registry = await fresh()
-        changes = [OrgAdded(org=an_id(n), name=f"o{n}") for n in range(3)]
-        ends = await asyncio.gather(
-            *(registry.commit(change, intent()) for change in changes), return_exceptions=True
-        )
-        assert ends[:2] == [1, 2]
-        assert isinstance(ends[2], Busy)
-
-    run(scenario())
-
-
-def test_changes_that_wait_leave_room_for_what_takes_away_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registry_module, "KEPT_FOR_EPOCHS", 1)
-    monkeypatch.setattr(registry_module, "MAX_WAITING_COMMITS", 3)
-
-    async def scenario() -> None:
-        registry = await fresh(ORG, TENANT)
-        changes = [a_key(1), a_key(2), a_key(3), raised(1)]
-        ends = await asyncio.gather(
-            *(registry.commit(change, intent()) for change in changes), return_exceptions=True
-        )
-        assert [isinstance(end, Busy) for end in ends] == [False, False, True, False]
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("limits", "allowed", "refused"),
-    [
-        (Limits(orgs=1), ORG, OrgAdded(org=an_id(3), name="second")),
-        (Limits(tenants=1), TENANT, TenantAdded(tenant=an_id(3), org=ORG.org, name="second")),
-        (Limits(publics=1), a_prefix(50), a_prefix(51, "second")),
-    ],
-)
-def test_each_table_has_a_bound(limits: Limits, allowed: Change, refused: Change) -> None:
-    async def scenario() -> None:
-        begin = [] if allowed is ORG else [ORG]
-        registry = await fresh(*begin, allowed, limits=limits)
-        with pytest.raises(ChangeRefused, match="at most 1"):
-            await registry.commit(refused, intent())
-
-    run(scenario())
-
-
-def test_one_tenants_users_that_were_raised_have_a_bound_that_others_do_not_share() -> None:
-    async def scenario() -> None:
-        other = TenantAdded(tenant=an_id(3), org=ORG.org, name="globex")
-        registry = await fresh(ORG, TENANT, other, limits=Limits(raised_users=2))
-
-        async def user(name: str, epoch: int = 1, tenant: str = an_id(2), **how: bool) -> None:
-            await registry.commit(raised(epoch, subject=f"user/{tenant}/{name}", **how), intent())
-
-        await user("ann")
-        await user("bob")
-        with pytest.raises(ChangeRefused, match="the tenant as a whole"):
-            await user("cyd")
-        await user("ann", 2)
-        await user("cyd", tenant=an_id(3))
-        # Shutting somebody out has as much room again.
-        await user("cyd", is_revoked=True)
-        await user("dan", is_revoked=True)
-        with pytest.raises(ChangeRefused, match="the tenant as a whole"):
-            await user("eve", is_revoked=True)
-        await commit_all(registry, raised(1))
-
-    run(scenario())
-
-
-def test_names_that_anyone_could_make_up_leave_room_for_tenants_and_these_for_the_fleet() -> None:
-    async def scenario() -> None:
-        registry = await fresh(ORG, TENANT, limits=Limits(raised_names=2, raised=3))
-        await commit_all(registry, *(raised(1, subject=f"model/{name}") for name in "ab"))
-        for subject in ("model/c", "adapter/c", "key_class/c", f"user/{TENANT.tenant}/c"):
-            with pytest.raises(ChangeRefused, match="at most 2"):
-                await commit_all(registry, raised(1, subject=subject))
-        await commit_all(registry, raised(1))
-        with pytest.raises(ChangeRefused, match="the fleet"):
-            await commit_all(registry, raised(1, subject=f"org/{ORG.org}"))
-        await commit_all(registry, raised(1, subject="fleet"), raised(2))
-
-    run(scenario())
-
-
-def test_all_that_may_be_raised_is_less_than_a_worker_takes() -> None:
-    assert Limits().raised_names < Limits().raised < MAX_SUBJECTS - 1
 
 
 def test_a_log_with_a_gap_is_refused() -> None:

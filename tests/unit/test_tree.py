@@ -46,6 +46,7 @@ WIRING = {
     *("settings.py", "leaf.py", "reference.py"),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
+    *("administration_fleet.py", "administration_pace.py"),
     *(
         "admin_client.py",
         "tenant_commands.py",

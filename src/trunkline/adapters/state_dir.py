@@ -9,6 +9,7 @@ never: use a secret that others may read. Read `authority.py` for who uses which
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -78,3 +79,17 @@ def boot_id() -> str:
         return _BOOT_ID.read_text("ascii").strip()
     except OSError:
         return "unknown"
+
+
+def is_one_place(one: Path, other: Path) -> bool:
+    """Whether two folders are on one disk, so that what happens to it happens to both."""
+    return _device_of(one) == _device_of(other)
+
+
+def _device_of(path: Path) -> int:
+    """Of the folder, or of the nearest above it that is there and can be seen."""
+    path = path.absolute()
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return place.stat().st_dev
+    return 0

@@ -78,6 +78,8 @@ class HolderParts:
     post: Post
     clock: Clock
     log: EventLog
+    on_ahead: Callable[[str, int], None] = lambda _worker, _rev: None
+    """A worker knows a revision that the registry does not: this was restored from a backup."""
 
 
 class WorkerHolder:
@@ -94,7 +96,7 @@ class WorkerHolder:
         self._complete: tuple[str, int] | None = None
         """The life and revision that it has all our epochs of, by grants of ours."""
         self._is_stock = False
-        self._granted_until = BootInstant(-math.inf)
+        self._armed_until = BootInstant(-math.inf)
         self._is_lost = False
         self._wake = asyncio.Event()
 
@@ -132,8 +134,8 @@ class WorkerHolder:
         return self._last.rev if self._last else None
 
     def is_granted(self) -> bool:
-        """Whether it has, or could have, a lease now: reuse is on there."""
-        return self._parts.clock.boot() < self._granted_until
+        """Whether it has a lease now, by what it answered to the grant: reuse is on there."""
+        return self._parts.clock.boot() < self._armed_until
 
     def look_again(self) -> None:
         """It is another than it was (a new incarnation): ask it at once, a stock engine as well."""
@@ -202,7 +204,7 @@ class WorkerHolder:
 
     async def _ask(self) -> bool:
         """One call: our grant for its last ask (whether there was one), and its next ask."""
-        grant = self._grant()
+        grant, sent_at = self._grant(), self._parts.clock.boot()
         body = {"grant": msgspec.to_builtins(grant) if grant else None}
         status, answer = await self._send(LEASE_PATH, body)
         if status == 404:
@@ -214,8 +216,13 @@ class WorkerHolder:
             raise WorkerLost(f"{self.name} asks in the name of another life")
         is_same_life = self._last is not None and self._last.boot_nonce == told.boot_nonce
         self._last, self._is_asked_openly = told, True
+        is_ahead = told.rev > self._parts.table().rev
+        if is_ahead:
+            self._parts.on_ahead(self.name, told.rev)
         if grant is None or not is_same_life:
             return False
+        if grant.rev <= told.rev and not is_ahead:
+            self._armed_until = BootInstant(sent_at + grant.ttl_ms)
         if grant.epochs and told.rev == grant.rev:
             self._complete = (told.boot_nonce, told.rev)
         return True
@@ -227,16 +234,13 @@ class WorkerHolder:
         self._is_asked_openly = False  # one grant an ask
         table, now = parts.table(), parts.clock.boot()
         has_all = (last.boot_nonce, table.rev) == self._complete and last.rev == table.rev
-        grant = parts.grants.grant(
+        return parts.grants.grant(
             self._life(last.boot_nonce),
             last.ask,
             rev=table.rev,
             epochs={} if has_all else {str(s): epoch for s, epoch in table.epochs.items()},
             now=now,
         )
-        if grant is not None:
-            self._granted_until = BootInstant(now + grant.ttl_ms)
-        return grant
 
     def _life(self, boot_nonce: str) -> str:
         return f"{self.name}#{boot_nonce}"

@@ -94,7 +94,7 @@ class Registry:
             is_unfinished = await registry._replay()
             high_water = max(await store.high_water(), acknowledged_rev)
             if high_water > registry.book.rev or is_unfinished:
-                await registry._mend(high_water, round(clock.wall() * 1_000))
+                await registry.mend(high_water, round(clock.wall() * 1_000))
         except StoreDown as error:
             raise RegistryDown(f"the registry cannot be read: {error}") from error
         except (StoreBroken, StoreConflict) as error:
@@ -232,12 +232,13 @@ class Registry:
             raise RegistryBroken(f"the registry's log ends at {self.rev}, its head is {head}")
         return is_unfinished
 
-    async def _mend(self, high_water: int, wall_ms: int) -> None:
+    async def mend(self, high_water: int, wall_ms: int) -> Committed:
         """Fill a restored log up to what was acknowledged, then raise the fleet's epoch above any
-        that was lost: an epoch is never above its revision.
+        that was lost: an epoch is never above its revision. What it ends with. Raises
+        RegistryBroken where that is too much, RegistryDown, Busy.
         """
-        self.lost_revisions = max(1, high_water - self.rev)
-        if self.lost_revisions > MAX_LOST_REVISIONS:
+        lost = max(1, high_water - self.rev)
+        if lost > MAX_LOST_REVISIONS:
             raise RegistryBroken(
                 f"the log ends at {self.rev} and {high_water} was acknowledged: no backup of it"
             )
@@ -247,10 +248,12 @@ class Registry:
             reason=f"restored from a backup that ends at revision {self.rev}",
             wall_ms=wall_ms,
         )
+        self.lost_revisions += lost
         while self.rev < high_water:
             await self.commit(RevisionLost(), intent)
         raised = EpochRaised(subject="fleet", epoch=self.rev + 1, verb="invalidate", bars=False)
-        await self.commit(raised, intent)
+        rev = await self.commit(raised, intent)
+        return Committed(rev=rev, change=raised, intent=intent, book=self._book)
 
 
 def _decoded(rev: int, record: bytes) -> Entry:
