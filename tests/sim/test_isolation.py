@@ -33,6 +33,7 @@ from trunkline.sim.isolation import (
     session_of,
     system_prompts,
 )
+from trunkline.words import tokens_in
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
@@ -300,6 +301,60 @@ def test_a_file_of_bodies_is_planned_with_a_map_of_tenants(tmp_path: Path) -> No
         "tenant_and_public": 192,
     }
     assert json.loads(plan(str(trace), "--requests", "1", "--json"))["requests"] == 1
+
+
+def _logged(path: Path, *prompts: object) -> Path:
+    """A log of requests, a session each."""
+    lines = [
+        {"prompt": prompt, "session_id": f"s{at}", "timestamp": at, "max_tokens": 1}
+        for at, prompt in enumerate(prompts)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_the_plan_names_the_first_request_that_has_all_of_a_prefix(tmp_path: Path) -> None:
+    shared = list(range(70))
+    log = _logged(tmp_path / "log.jsonl", [*range(500, 540)], [*shared[:40]], shared, shared)
+    words = (str(log), "--tenant-by", "session")
+    (best,) = json.loads(plan(*words, "--json"))["registering"]["best"]
+    assert (best["prefix_tokens"], best["first_request"], best["first_session"]) == (64, 3, "s2")
+    assert plan(*words).splitlines()[-2].endswith("  3, s2")
+
+
+def test_the_tokens_of_each_planned_prefix_are_written_as_a_proposal_takes_them(
+    tmp_path: Path,
+) -> None:
+    one, two = list(range(70)), list(range(1_000, 1_040))
+    log = _logged(tmp_path / "log.jsonl", one, two, one, two)
+    folder = tmp_path / "tokens"
+    words = (str(log), "--tenant-by", "session", "--write-tokens", str(folder))
+    page = plan(*words)
+    assert f"--tokens {folder}/prefix-1.json --block-tokens 16" in page
+    files = sorted(folder.iterdir())
+    assert [tokens_in(str(path)) for path in files] == [one[:64], two[:32]]
+    assert [path.stat().st_mode & 0o077 for path in files] == [0, 0]
+    with pytest.raises(ConfigError, match="has such files already"):
+        plan(*words)
+
+
+def test_a_trace_without_tokens_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "tokens"
+    with pytest.raises(TraceError, match="W2-smoke has block ids"):
+        plan("W2-smoke", "--write-tokens", str(folder))
+    log = _logged(tmp_path / "log.jsonl", "words " * 50, "words " * 50)
+    with pytest.raises(TraceError, match="only its tokenizer knows"):
+        plan(str(log), "--write-tokens", str(folder))
+    assert not folder.exists()
+
+
+def test_a_prefix_of_text_among_those_of_tokens_is_said_to_be_missing(tmp_path: Path) -> None:
+    text = "".join(map(chr, range(48, 112))) * 2
+    log = _logged(tmp_path / "log.jsonl", [*range(64)], text, [*range(64)], text)
+    words = (str(log), "--tenant-by", "session", "--write-tokens", str(tmp_path / "t"))
+    page = plan(*words)
+    assert "prefix 2 was not written: its first request has no token ids" in page
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["prefix-1.json"]
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a": 1}', ""])

@@ -92,6 +92,10 @@ class Candidate:
     whole_tenants: int
     """That have all of it in common."""
     hit_tokens: int
+    first_request: int
+    """The first request of the trace that has all of it, counted from 1."""
+    first_session: str
+    """That request's; `#` and its position where it named none."""
 
 
 @dataclass(slots=True)
@@ -99,6 +103,8 @@ class _Block:
     parent: int | None
     depth: int
     tokens: int
+    first_request: int
+    first_session: str
     tenants: int = 0
     lost_tokens: int = 0
     """Hits of one tenant on what only others had asked before."""
@@ -134,7 +140,7 @@ class IsolationCount:
         own = self._by_tenant.leading(tenant, ids)
         of_session = self._by_session.leading(f"{tenant}\0{session}", ids)
         assert of_session <= own <= shared, "a narrower scope knows no more than a wider one"
-        self._enter(ids, shared, block_tokens)
+        self._enter(ids, shared, block_tokens, session)
         for block in ids[own : min(shared, most)]:
             self._blocks[block].lost_tokens += block_tokens
         for block in ids[own:]:
@@ -155,10 +161,11 @@ class IsolationCount:
                 " count fewer with --requests"
             )
 
-    def _enter(self, ids: tuple[int, ...], known: int, block_tokens: int) -> None:
+    def _enter(self, ids: tuple[int, ...], known: int, block_tokens: int, session: str) -> None:
+        number = self.hits.requests + 1
         for index in range(known, len(ids)):
             parent = ids[index - 1] if index else None
-            self._blocks[ids[index]] = _Block(parent, index + 1, block_tokens)
+            self._blocks[ids[index]] = _Block(parent, index + 1, block_tokens, number, session)
 
     def candidates(self, min_tenants: int = 2) -> list[Candidate]:
         """Prefixes worth registering, best first: of any number of them, the first so many win the
@@ -195,6 +202,8 @@ class IsolationCount:
             tenants=self._blocks[start].tenants,
             whole_tenants=last.tenants,
             hit_tokens=best[start],
+            first_request=last.first_request,
+            first_session=last.first_session,
         )
 
 

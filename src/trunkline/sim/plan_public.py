@@ -1,7 +1,7 @@
 """`trunkline plan public TRACE`: what hard tenants cost on a trace, and which prefixes to register.
 
-Owns the flags and how the count is shown. Must never: print a token, or register anything. Read
-`isolation.py` for what is counted.
+Owns the flags and how the count is shown. Must never: print a token, write one unless it was asked
+to, or register anything. Read `isolation.py` for what is counted, `prefix_files.py` for the tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from trunkline.errors import ConfigError, TraceError
 from trunkline.replay.formats import ReadOptions, TraceFormat, read_trace
 from trunkline.replay.traces import TraceRequest, take
 from trunkline.replay.workloads import explained, find_workload, load_workload
+from trunkline.sim import prefix_files
 from trunkline.sim.isolation import (
+    NAMED_BLOCK_TOKENS,
     Candidate,
     IsolationCount,
     TenantOf,
@@ -79,6 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out what fewer tenants have in common [2]",
     )
     add("--json", action="store_true", help="print one JSON object in place of the table")
+    add(
+        "--write-tokens",
+        type=Path,
+        metavar="DIR",
+        help="write the token ids of each shown prefix to DIR/prefix-N.json, as `trunkline public"
+        " propose --tokens` takes them; of a trace whose prompts are token ids",
+    )
     parser.add_argument_group("workloads", description=explained())
 
 
@@ -94,11 +103,13 @@ def run(args: argparse.Namespace, *, traces_dir: Path, out: TextIO) -> int:
             raise ConfigError(f"{flag} is {getattr(args, name)}, allowed are {least} to {most}")
     if args.requests is not None and args.requests < 1:
         raise ConfigError(f"--requests is {args.requests}, allowed are 1 and more")
-    requests = _requests(args, traces_dir)
-    if args.requests is not None:
-        requests = take(requests, args.requests)
-    counted = count(requests, _tenants(args))
+    if args.write_tokens is not None:
+        prefix_files.check(args.write_tokens, args.trace, _requests(args, traces_dir))
+    counted = count(_requests(args, traces_dir), _tenants(args))
     result = figures(args.trace, counted, best=args.best, min_tenants=args.min_tenants)
+    if args.write_tokens is not None:
+        rows = result["registering"]["best"]
+        prefix_files.write(args.write_tokens, rows, _requests(args, traces_dir))
     print(json.dumps(result, indent=2) if args.json else _table(result), file=out)
     return 0
 
@@ -138,6 +149,11 @@ def _row(one: Candidate, total: int, lost: int) -> dict[str, Any]:
 
 
 def _requests(args: argparse.Namespace, traces_dir: Path) -> Iterable[TraceRequest]:
+    found = _all_requests(args, traces_dir)
+    return found if args.requests is None else take(found, args.requests)
+
+
+def _all_requests(args: argparse.Namespace, traces_dir: Path) -> Iterable[TraceRequest]:
     if Path(args.trace).is_file():
         options = ReadOptions(format=TraceFormat(args.format), block_tokens=args.block_tokens)
         return read_trace(Path(args.trace), options)
@@ -199,15 +215,39 @@ def _table(result: dict[str, Any]) -> str:
     lines += [
         f"prefixes worth registering: {registering['worth_registering']:,}; the best {len(rows)}:",
         f"{'':4s} {'tokens':>8s} {'tenants':>8s} {'of all':>8s} {'hit tokens':>14s}"
-        f" {'together':>14s} {'of the lost':>12s}",
+        f" {'together':>14s} {'of the lost':>12s}  first request, session",
     ]
     lines += [
         f"{number:4d} {row['prefix_tokens']:8,} {row['tenants']:8,} {row['whole_tenants']:8,}"
         f" {row['hit_tokens']:14,} {row['won_tokens']:14,} {row['won_of_lost']:12.1%}"
+        f"  {row['first_request']}, {_printable(row['first_session'])}"
         for number, row in enumerate(rows, start=1)
     ]
     lines.append(
         f"registering {len(rows)} makes it {hits['tenant_and_public']:,} hit tokens"
         f" ({hits['tenant_and_public'] / prompt_tokens:.2%} of prompt)"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_next_steps(rows)])
+
+
+def _next_steps(rows: list[dict[str, Any]]) -> list[str]:
+    """What to do with the tokens, where they were asked for."""
+    if "tokens_file" not in rows[0]:
+        return []
+    files = [row["tokens_file"] for row in rows if row["tokens_file"]]
+    lines = [
+        f"prefix {number} was not written: its first request has no token ids"
+        for number, row in enumerate(rows, start=1)
+        if not row["tokens_file"]
+    ]
+    if files:
+        lines.append(
+            f"wrote {len(files)}; look at what they say, then: trunkline public propose NAME"
+            f" --tokens {files[0]} --block-tokens {NAMED_BLOCK_TOKENS} --model NAME --owner ORG"
+            " --audience all --reason TEXT"
+        )
+    return lines
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
