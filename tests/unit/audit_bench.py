@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from registry_bench import HandClock
+from registry_bench import HandClock, run
 
 from trunkline.adapters.audit_files import CheckpointFile, FileSink, log_lines, read_checkpoints
 from trunkline.adapters.signing import Ed25519Signer
@@ -108,3 +108,20 @@ class AuditBench:
 
 def login(number: int = 0) -> AuditEvent:
     return AuditEvent(kind=Kind.LOGIN, action=f"login.{number}")
+
+
+Scenario = Callable[[AuditBench], Awaitable[None]]
+
+
+def played(scenario: Scenario, root: Path) -> AuditBench:
+    bench = AuditBench(root)
+
+    async def play() -> None:
+        try:
+            await scenario(bench)
+        finally:
+            for sink in bench.sinks:
+                sink._thread.shutdown()
+
+    run(play())
+    return bench

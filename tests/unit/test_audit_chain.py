@@ -224,6 +224,41 @@ def test_a_checkpoint_that_was_signed_by_another_is_found() -> None:
     assert inside == Fault(seq=1_501, reason="the checkpoint in the log is forged")
 
 
+@pytest.mark.parametrize("is_true_one_first", [True, False])
+def test_two_signed_checkpoints_of_one_record_with_other_hashes_are_a_fault_in_any_order(
+    is_true_one_first: bool,
+) -> None:
+    lines, heads, copies = a_log()
+    twins = [copies[0], signed(Head(seq=copies[0].head.seq, hash=bytes(32)))]
+    kept = [*(twins if is_true_one_first else reversed(twins)), copies[1]]
+    fault = verify(lines, checkpoints=kept, is_signed=SIGNER.is_signed).fault
+    assert fault is not None
+    assert (fault.seq, "two kept checkpoints" in fault.reason) == (EVERY, True)
+    beyond = verify((), checkpoints=kept, is_signed=SIGNER.is_signed, start=heads[10]).fault
+    assert beyond == fault, "also where the log does not reach it"
+
+
+def test_an_end_before_the_newest_checkpoints_is_told_from_a_fault_within() -> None:
+    lines, _, copies = a_log()
+    short = verify(lines[:1_500], checkpoints=copies[:3], is_signed=SIGNER.is_signed)
+    assert (short.head.seq, short.newer) == (1_500, 2)
+    assert short.fault == Fault(
+        seq=1_501, reason="the log ends here; a checkpoint says that it reached 3000"
+    )
+    spoilt = [*lines[:700], b"{}", *lines[701:1_500]]
+    assert verify(spoilt, checkpoints=copies[:3], is_signed=SIGNER.is_signed).newer == 0
+
+
+def test_a_wrong_key_is_told_from_a_forged_signature() -> None:
+    lines, _, copies = a_log()
+    other = Ed25519Signer(bytes(32))
+    wanted = f"signed by another key ({SIGNER.key_id[:4]}...) than given ({other.key_id[:4]}...)"
+    for kept, what in (([], "the checkpoint in the log"), (copies[:1], "a kept checkpoint")):
+        upto = lines[: EVERY - 1] if kept else lines
+        fault = verify(upto, checkpoints=kept, is_signed=other.is_signed, key_id=other.key_id).fault
+        assert fault == Fault(seq=EVERY, reason=f"{what} is {wanted}")
+
+
 def test_words_that_look_like_a_checkpoint_are_words() -> None:
     event = AuditEvent(kind=Kind.LOGIN, action="x", reason='"kind":"CHECKPOINT"')
     line, _ = seal(event, Head(), STAMP)

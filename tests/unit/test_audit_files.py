@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from registry_bench import run
 
 from trunkline.adapters.audit_files import (
+    MAX_ASIDE,
     CheckpointFile,
     FileSink,
     SegmentFiles,
@@ -118,18 +120,67 @@ def test_checkpoints_are_kept_behind_a_torn_one(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         keeper = CheckpointFile(path)
-        assert await keeper.newest() is None
+        assert await keeper.recent(9) == []
         await keeper.keep(first)
         path.write_bytes(path.read_bytes() + b'{"hash":"torn')
-        assert await keeper.newest() == first
+        assert await keeper.recent(9) == [first]
         await keeper.keep(second)
-        assert await keeper.newest() == second
+        assert await keeper.recent(9) == [first, second]
+        assert await keeper.recent(1) == [second]
         path.write_bytes(b"no checkpoint\n")
         with pytest.raises(SinkBroken):
-            await keeper.newest()
+            await keeper.recent(9)
         await keeper.close()
 
     run(scenario())
     assert path.exists()
     with pytest.raises(SinkBroken):
         read_checkpoints(path)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_folder_that_was_taken_away_is_noticed_and_its_lock_taken_again(
+    tmp_path: Path, is_moved: bool
+) -> None:
+    place = tmp_path / "audit"
+    files = SegmentFiles(place, 4)
+    head = appended(files, files.open(), 2)[-1]
+    if is_moved:
+        place.rename(tmp_path / "away")
+    else:
+        shutil.rmtree(place)
+    with pytest.raises(SinkDown, match="removed or replaced"):
+        files.check()
+    with pytest.raises(SinkDown, match="removed or replaced"):
+        appended(files, head, 1)
+    assert files.open() == Head()
+    with pytest.raises(SinkDown, match="another process"):
+        SegmentFiles(place).open()
+    appended(files, Head(), 3)
+    files.check()
+    files.close()
+
+
+def test_a_lock_file_that_was_removed_is_made_again_before_the_next_record(tmp_path: Path) -> None:
+    files = SegmentFiles(tmp_path, 4)
+    head = appended(files, files.open(), 2)[-1]
+    (tmp_path / "lock").unlink()
+    with pytest.raises(SinkDown, match="lock was removed"):
+        appended(files, head, 1)
+    assert files.open() == head
+    with pytest.raises(SinkDown, match="another process"):
+        SegmentFiles(tmp_path).open()
+    files.close()
+
+
+def test_evidence_is_kept_up_to_a_bound(tmp_path: Path) -> None:
+    files = SegmentFiles(tmp_path, 4)
+    for _ in range(MAX_ASIDE):
+        appended(files, files.open(), 1)
+        assert files.set_aside() == Head()
+    head = appended(files, files.open(), 1)[-1]
+    with pytest.raises(SinkDown, match="set aside 8 times: look why"):
+        files.set_aside()
+    assert files.open() == head
+    assert len(list(tmp_path.glob("diverged-*/audit-*.jsonl"))) == MAX_ASIDE
+    files.close()

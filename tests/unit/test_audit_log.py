@@ -6,33 +6,15 @@ import asyncio
 import os
 import shutil
 import stat
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from audit_bench import SMALL, AuditBench, login
-from registry_bench import run
+from audit_bench import SMALL, AuditBench, login, played
 
 from trunkline.adapters.audit_files import segment_paths
 from trunkline.control import audit as audit_module
 from trunkline.core.audit import read_head
 from trunkline.errors import AuditDown, Busy
-
-Scenario = Callable[[AuditBench], Awaitable[None]]
-
-
-def played(scenario: Scenario, root: Path) -> AuditBench:
-    bench = AuditBench(root)
-
-    async def play() -> None:
-        try:
-            await scenario(bench)
-        finally:
-            for sink in bench.sinks:
-                sink._thread.shutdown()
-
-    run(play())
-    return bench
 
 
 def test_a_record_is_in_both_places_when_it_is_acknowledged(tmp_path: Path) -> None:
@@ -310,26 +292,6 @@ def test_a_sink_with_another_chain_is_set_aside_and_the_log_says_so(tmp_path: Pa
     assert bench.actions("a") == bench.actions("b") == wanted
     kept = list((bench.folder("b") / "diverged-1").iterdir())
     assert [path.name for path in kept] == ["audit-0000000000000001.jsonl"]
-
-
-def test_a_sink_that_was_tampered_with_stays_down_as_it_is(tmp_path: Path) -> None:
-    async def scenario(bench: AuditBench) -> None:
-        audit = bench.begin()
-        for number in range(4):
-            await audit.write(login(number))
-        await bench.die()
-        path = segment_paths(bench.folder("b"))[-1]
-        path.write_bytes(path.read_bytes().replace(b"login.1", b"login.7"))
-        audit = bench.begin()
-        await audit.write(login(4))
-        assert audit.health().sinks_up == 1
-        assert "position 2" in audit.health().trouble
-
-    bench = played(scenario, tmp_path)
-    fault = bench.verified("b").fault
-    assert fault is not None
-    assert fault.seq == 2
-    assert bench.verified("a").fault is None
 
 
 def test_old_segments_go_behind_a_tombstone_and_the_rest_verifies(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 A segment is `audit-<first position>.jsonl`. A new line counts once it is on the disk. What stands
 behind the last whole line at opening is a write that was cut off, never acknowledged, and is
-dropped; a whole line that does not fit the chain is left as it is, and the sink stays down until
-somebody has looked. Must never: change a line that was acknowledged. Read `ports/audit.py` for the
-contract.
+dropped; a whole line that does not fit the chain is left as it is: the folder is broken, until all
+of it was set aside. A folder or a file of it that is removed or replaced meanwhile is no longer
+ours. Must never: change a line that was acknowledged. Read `ports/audit.py` for the contract.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ from trunkline.core.audit import (
 from trunkline.ports.audit import Segment, SinkBroken, SinkDown
 
 SEGMENT_RECORDS = 10_000
+MAX_ASIDE = 8
+"""Folders of evidence in one sink. With that many something is wrong that a ninth would not mend.
+"""
 _PREFIX = "audit-"
 _SUFFIX = ".jsonl"
 _T = TypeVar("_T")
@@ -79,6 +83,9 @@ class FileSink:
     async def set_aside(self) -> Head:
         return await self._on_thread(self._files.set_aside)
 
+    async def check(self) -> None:
+        await self._on_thread(self._files.check)
+
     async def close(self) -> None:
         await self._on_thread(self._files.close)
         self._thread.shutdown(wait=False)
@@ -113,8 +120,11 @@ class SegmentFiles:
         """Take the folder, and find the end of the chain."""
         self._close_segment()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._lock_fd >= 0 and not _is_at(self._lock_path, self._lock_fd):
+            os.close(self._lock_fd)
+            self._lock_fd = -1
         if self._lock_fd < 0:
-            self._lock_fd = _take_lock(self._directory)
+            self._lock_fd = _take_lock(self._lock_path)
         self._head = Head()
         self._lines = []
         segments = segment_paths(self._directory)
@@ -125,8 +135,7 @@ class SegmentFiles:
     def append(self, lines: Sequence[bytes], head: Head) -> None:
         """Add lines that end at `head`; on the disk when it returns."""
         assert head.seq > self._head.seq
-        if self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
-            raise SinkDown(f"{self._path} was removed")
+        self.check()
         if self._fd < 0:
             self._begin_segment(read_head(lines[0]).seq)
         _write_all(self._fd, b"".join(line + b"\n" for line in lines))
@@ -155,6 +164,17 @@ class SegmentFiles:
         if read_head(line) != head:
             raise SinkBroken(f"{self.name_of_place} holds another record {head.seq}")
         self._cut(index + 1, head)
+
+    def check(self) -> None:
+        """That lock and segment are those that were opened. Raises SinkDown."""
+        held = [(self._lock_path, self._lock_fd), (self._path, self._fd)]
+        for path, fd in held:
+            if fd >= 0 and not _is_at(path, fd):
+                raise SinkDown(f"{path} was removed or replaced")
+
+    @property
+    def _lock_path(self) -> Path:
+        return self._directory / "lock"
 
     @property
     def name_of_place(self) -> str:
@@ -201,8 +221,14 @@ class SegmentFiles:
         number = 1
         while (aside := self._directory / f"diverged-{number}").exists():
             number += 1
+        if number > MAX_ASIDE:
+            raise SinkDown(
+                f"{self._directory} was set aside {MAX_ASIDE} times: look why, and move its folders"
+                " diverged-* away"
+            )
         aside.mkdir(mode=0o700)
-        for path in segment_paths(self._directory):
+        # The newest first: what a crash leaves behind is the beginning of a chain.
+        for path in reversed(segment_paths(self._directory)):
             path.rename(aside / path.name)
         sync_directory(self._directory)
         return self.open()
@@ -222,10 +248,7 @@ class SegmentFiles:
             before = _beginning(path, line) if end == 0 else head
             after = follow(before, line)
             if isinstance(after, Fault):
-                raise SinkBroken(
-                    f"{path}: position {after.seq}: {after.reason}. `trunkline audit verify` tells"
-                    " more; move the folder away to begin a new one"
-                )
+                raise SinkBroken(f"{path}: position {after.seq}: {after.reason}")
             head = after
             end += len(line) + 1
             self._lines.append(end)
@@ -281,14 +304,14 @@ class CheckpointFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = str(path)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-checkpoints")
 
     async def keep(self, checkpoint: Checkpoint) -> None:
         await self._on_thread(lambda: self._keep(checkpoint))
 
-    async def newest(self) -> Checkpoint | None:
-        kept = await self._on_thread(lambda: read_checkpoints(self.path))
-        return max(kept, key=lambda c: c.head.seq, default=None)
+    async def recent(self, limit: int) -> list[Checkpoint]:
+        return await self._on_thread(lambda: read_checkpoints(self.path, limit))
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False)
@@ -319,12 +342,15 @@ class CheckpointFile:
             raise SinkDown(f"{self.path} is closed") from error
 
 
-def read_checkpoints(path: Path) -> list[Checkpoint]:
-    """All kept ones, in order; none where there is no file. Raises SinkBroken, OSError."""
+def read_checkpoints(path: Path, limit: int | None = None) -> list[Checkpoint]:
+    """The last `limit` kept ones (None: all), in order; none where there is no file. Raises
+    SinkBroken, OSError.
+    """
     if not path.exists():
         return []
     try:
-        return [read_checkpoint(msgspec.json.decode(line)) for line in lines_of(path)]
+        lines = deque(lines_of(path), maxlen=limit)
+        return [read_checkpoint(msgspec.json.decode(line)) for line in lines]
     except (ValueError, msgspec.DecodeError) as error:
         raise SinkBroken(f"{path} holds what is no checkpoint: {error}") from error
 
@@ -385,13 +411,21 @@ def _first_seq(path: Path) -> int:
     return int(digits)
 
 
-def _take_lock(directory: Path) -> int:
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether the open file is the one that stands there."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _take_lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
-        raise SinkDown(f"another process writes the audit log in {directory}") from error
+        raise SinkDown(f"another process writes the audit log in {path.parent}") from error
     return fd
 
 

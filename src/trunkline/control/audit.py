@@ -12,9 +12,10 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from trunkline.control.sinks import SINK_TIMEOUT_S, Lane, Lanes
+from trunkline.control.sinks import SINK_TIMEOUT_S, Disputed, Lane, Lanes
 from trunkline.control.unbroken import unbroken
 from trunkline.core.audit import (
     AuditEvent,
@@ -37,6 +38,9 @@ CHECKPOINT_RECORDS = 1_000
 CHECKPOINT_MS = 60_000.0
 MAX_PENDING = 1_000
 MAX_WAITING_WRITES = 1_024
+_RECENT_CHECKPOINTS = 100
+"""Of the kept ones, those of the newest position among so many decide which sink is gone on with.
+"""
 REGISTRY_ACTION = "registry."
 """How the action of the one record begins that stands for one revision of the registry."""
 
@@ -94,7 +98,8 @@ class AuditLog:
         self._is_established = False
         self._checkpoint_seq = 0
         self._checkpoint_at_ms = clock.now()
-        self._kept: Checkpoint | None = None
+        self._refusal = ""
+        """Why the log is not gone on with, and what to do; empty where it is."""
         self._unkept: Checkpoint | None = None
         """The newest checkpoint, where the second place does not have it yet."""
         self._checkpoint_failures = 0
@@ -111,6 +116,11 @@ class AuditLog:
         return self._lanes.head or Head()
 
     @property
+    def is_established(self) -> bool:
+        """Whether it is known where the log ends."""
+        return self._is_established
+
+    @property
     def lanes(self) -> Sequence[Lane]:
         """Its sinks one by one, for `audit_reader.py` to look into."""
         return self._lanes.lanes
@@ -122,7 +132,7 @@ class AuditLog:
             pending=len(self._pending),
             dropped=self._dropped,
             checkpoint_failures=self._checkpoint_failures,
-            trouble=self._lanes.why_down(),
+            trouble=self._refusal or self._lanes.why_down(),
         )
 
     def pseudonym(self, subject: Subject | str) -> str:
@@ -136,6 +146,8 @@ class AuditLog:
                 await unbroken(self._establish())
             except AuditDown:
                 return False
+            finally:
+                self._lanes.tell()
             return True
 
     async def write(self, event: AuditEvent) -> Head:
@@ -148,6 +160,7 @@ class AuditLog:
                 return await unbroken(self._write(event))
         finally:
             self._waiting -= 1
+            self._lanes.tell()
 
     async def note(self, event: AuditEvent) -> bool:
         """Keep a record of what has happened anyway; whether it is durable already.
@@ -170,6 +183,7 @@ class AuditLog:
         """Bring sinks back, write what waits, and make a checkpoint when it is time."""
         async with self._lock:
             await unbroken(self._tick())
+            self._lanes.tell()
 
     async def prune(self, cutoff_wall_ms: int, reason: str) -> int:
         """Remove closed segments whose last record is older; how many records went from each sink.
@@ -211,10 +225,17 @@ class AuditLog:
 
     async def _flush(self) -> None:
         """What waited comes before what is new."""
-        while self._lanes.diverged:
-            name = self._lanes.diverged[0]
-            await self._append(AuditEvent(kind=Kind.OUTCOME, action="audit.diverged", result=name))
-            self._lanes.diverged.pop(0)
+        while self._lanes.asides:
+            aside = self._lanes.asides[0]
+            await self._append(
+                AuditEvent(
+                    kind=Kind.OUTCOME,
+                    action="audit.diverged",
+                    result=aside.sink,
+                    reason=aside.why,
+                )
+            )
+            self._lanes.asides.pop(0)
         while self._pending:
             await self._append(self._pending[0])
             self._pending.popleft()
@@ -226,6 +247,8 @@ class AuditLog:
     async def _tick(self, *, is_last: bool = False) -> None:
         try:
             await self._establish()
+            await self._lanes.check()
+            self._lanes.tell()
             await self._lanes.revive()
             await self._flush()
             is_time = self._clock.now() - self._checkpoint_at_ms >= CHECKPOINT_MS
@@ -239,32 +262,63 @@ class AuditLog:
     async def _establish(self) -> None:
         if self._is_established:
             return
-        head = await self._lanes.establish()
+        kept = await self._newest_kept()
         try:
-            self._kept = await self._keeper.newest()
-        except SinkDown:
-            self._checkpoint_failures += 1
-        kept = self._kept
-        if kept is not None and self._is_ours(kept):
-            await self._hold_against(kept, head)
-        await self._recall(head)
+            head = await self._lanes.establish(partial(self._dispute, kept or ()))
+            self._refusal = ""
+        except Disputed as error:
+            self._refusal = self._remedy(error.reasons[0], kept or ())
+            raise AuditDown(self._refusal) from error
+        marks_count = await self._recall(head)
         self._is_established = True
-
-    async def _hold_against(self, kept: Checkpoint, head: Head) -> None:
-        """A log that is shorter than, or other than, what was signed is not gone on with."""
-        is_same = kept.head.seq == 0 or head == kept.head
-        if head.seq > kept.head.seq > 0:
-            lines = await self._lanes.read(kept.head.seq - 1, 1)
-            is_same = bool(lines) and read_head(lines[0]) == kept.head
-        if not is_same:
-            self._lanes.head = None
-            raise AuditDown(
-                f"the audit log ends at {head.seq} and is not what was signed at {kept.head.seq}:"
-                " see `trunkline audit verify`; move the kept checkpoints away to go on regardless"
+        if kept is not None and not kept and marks_count > 1:
+            # It was signed and nothing of that is kept (one alone may be cut off by a crash):
+            # whoever reads the log is to know.
+            self._pending.appendleft(
+                AuditEvent(kind=Kind.OUTCOME, action="audit.checkpoints_gone", actor="audit")
             )
 
-    async def _recall(self, head: Head) -> None:
-        """From the end of the log: the last checkpoint, and up to where the registry is told of."""
+    async def _newest_kept(self) -> list[Checkpoint] | None:
+        """Our own of the newest position: several where two processes signed. None where they
+        cannot be read.
+        """
+        try:
+            kept = await self._keeper.recent(_RECENT_CHECKPOINTS)
+        except SinkDown:
+            self._checkpoint_failures += 1
+            return None
+        own = [checkpoint for checkpoint in kept if self._is_ours(checkpoint)]
+        newest_seq = max((checkpoint.head.seq for checkpoint in own), default=0)
+        return [checkpoint for checkpoint in own if checkpoint.head.seq == newest_seq]
+
+    async def _dispute(self, kept: Sequence[Checkpoint], lane: Lane, head: Head) -> str:
+        """A sink that is shorter than, or other than, what was signed is not gone on with."""
+        if not kept or kept[0].head.seq == 0:
+            return ""
+        signed = kept[0].head
+        if any(checkpoint.head != signed for checkpoint in kept):
+            return f"two checkpoints of record {signed.seq} were signed that contradict one another"
+        found = head
+        if head.seq > signed.seq:
+            lines = await lane.ask(lambda: lane.sink.read(signed.seq - 1, 1))
+            found = read_head(lines[0]) if lines else Head()
+        if found == signed:
+            return ""
+        return f"it ends at {head.seq} and is not what was signed at {signed.seq}"
+
+    def _remedy(self, reason: str, kept: Sequence[Checkpoint]) -> str:
+        """What an operator does about a log that the kept checkpoints contradict."""
+        place, seq = self._keeper.name, max(c.head.seq for c in kept)
+        return (
+            f"the audit log is not gone on with: {reason}. Either put a copy of the log back that"
+            f" has record {seq} as it was signed; or go on with the log as it is, without that"
+            f" proof: mv {place} {place}.disputed. No restart is needed"
+        )
+
+    async def _recall(self, head: Head) -> int:
+        """From the end of the log: the last checkpoint, and up to where the registry is told of.
+        How many checkpoints were seen.
+        """
         window = 2 * self._checkpoint_records
         while True:
             begin = max(0, head.seq - window)
@@ -280,6 +334,7 @@ class AuditLog:
         for record in records:
             if str(record.get("action")).startswith(REGISTRY_ACTION):
                 self._audited_rev = max(self._audited_rev, int(record.get("rev", 0)))
+        return len(marks)
 
     async def _records(self, after_seq: int, until_seq: int) -> list[dict[str, Any]]:
         # Any: JSON of our own, checked where it is used
@@ -312,7 +367,6 @@ class AuditLog:
             self._checkpoint_failures += 1  # the next tick tries again
             return
         self._unkept = None
-        self._kept = checkpoint
 
     def _signed(self, head: Head) -> Checkpoint:
         checkpoint = Checkpoint(

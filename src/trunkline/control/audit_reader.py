@@ -30,6 +30,11 @@ from trunkline.ports.audit import CheckpointKeeper, SinkDown
 MAX_SCANNED = 5_000
 """Records that are looked at for one page."""
 
+MAX_KEPT = 10_000
+"""Of the kept checkpoints so many, the last ones, are what a check is held against: a week."""
+
+_NO_END = 2**53
+
 _BATCH = 500
 _STEP = 50  # lines between two turns of the loop: under a millisecond
 
@@ -135,7 +140,7 @@ class AuditReader:
         return AuditPage(records=list(found), scanned_from=after_seq + 1, next_after=None)
 
     async def verify(self, extra: Sequence[Checkpoint] = ()) -> list[SinkCheck]:
-        """Check all there is up to now, in each sink, against the checkpoint kept in the second
+        """Check all there is up to now, in each sink, against the checkpoints kept in the second
         place and those in `extra`. Raises AuditDown without any sink, Busy: one at a time.
         """
         if self._is_verifying:
@@ -152,19 +157,22 @@ class AuditReader:
 
     async def _checked(self, lane: Lane, checkpoints: list[Checkpoint]) -> SinkCheck:
         name = lane.sink.name
-        if not lane.is_up:
+        if not (lane.is_up or lane.is_disputed):
             return SinkCheck(sink=name, found=None, why=lane.error)
         return SinkCheck(sink=name, found=await self._verify(lane.sink.read, checkpoints))
 
     async def _verify(self, read: Read, checkpoints: list[Checkpoint]) -> Verification:
-        end = self._log.head
+        # Where it is not known how far the log goes, each sink is read to its own end.
+        end = self._log.head if self._log.is_established else None
+        waiting = deque(sorted(checkpoints, key=lambda checkpoint: checkpoint.head.seq))
         begin: Head | None = None
         head: Head | None = None
         met = 0
         try:
-            async for lines in _steps(read, 0, end.seq):
-                due = [c for c in checkpoints if c.head.seq <= _last_seq(lines)]
-                checkpoints = [c for c in checkpoints if c not in due]
+            async for lines in _steps(read, 0, _NO_END if end is None else end.seq):
+                last_seq, due = _last_seq(lines), list[Checkpoint]()
+                while waiting and waiting[0].head.seq <= last_seq:
+                    due.append(waiting.popleft())
                 step = verify(lines, checkpoints=due, is_signed=self._is_signed, start=head)
                 begin, head = begin or step.start, step.head
                 met += step.checkpoints
@@ -173,16 +181,15 @@ class AuditReader:
         except _Unreadable as error:
             fault = Fault(seq=error.seq, reason="the line is no record, or cannot be read")
             return _verified(begin or Head(), head or Head(), met, fault)
-        rest = verify((), checkpoints=checkpoints, is_signed=self._is_signed, start=head)
-        fault = rest.fault or _fault_at_end(rest.head, end)
+        rest = verify((), checkpoints=waiting, is_signed=self._is_signed, start=head)
+        fault = rest.fault or (None if end is None else _fault_at_end(rest.head, end))
         return _verified(begin or Head(), rest.head, met + rest.checkpoints, fault)
 
     async def _kept(self) -> list[Checkpoint]:
         try:
-            kept = await self._keeper.newest()
+            return await self._keeper.recent(MAX_KEPT)
         except SinkDown:
             return []  # the log's own health tells of it
-        return [] if kept is None else [kept]
 
     async def _records(self, after_seq: int, until_seq: int) -> AsyncGenerator[tuple[int, Record]]:
         async for lines in _steps(self._log.read, after_seq, until_seq):

@@ -253,8 +253,12 @@ class Verification:
     start: Head
     head: Head
     checkpoints: int
-    """How many signed statements it was held against."""
+    """How many statements it was held against."""
     fault: Fault | None
+    newer: int = 0
+    """Checkpoints from elsewhere beyond its end, where nothing else is wrong: it was cut, or is a
+    copy that was taken before them.
+    """
 
 
 def verify(
@@ -263,13 +267,15 @@ def verify(
     checkpoints: Sequence[Checkpoint] = (),
     is_signed: IsSigned | None = None,
     start: Head | None = None,
+    key_id: str = "",
 ) -> Verification:
     """Check a log (or what follows `start`) line by line, against checkpoints from elsewhere.
 
     Without `start` it must begin at position 1, or, where older segments were removed, right behind
-    a checkpoint. Without `is_signed` signatures are not looked at.
+    a checkpoint. Without `is_signed` signatures are not looked at; with `key_id` one that names
+    another key is said to.
     """
-    check = _Check(checkpoints, is_signed)
+    check = _Check(checkpoints, is_signed, key_id)
     head = start
     begin = start or Head()
     for line in lines:
@@ -289,13 +295,27 @@ def verify(
 class _Check:
     """The checkpoints that one verification is held against."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], is_signed: IsSigned | None) -> None:
+    def __init__(
+        self, checkpoints: Sequence[Checkpoint], is_signed: IsSigned | None, key_id: str
+    ) -> None:
         self._is_signed = is_signed
-        self._forged = sorted(c.head.seq for c in checkpoints if not self._is_good(c))
-        good = [c for c in checkpoints if self._is_good(c)]
-        self._hashes = {c.head.seq: c.head.hash for c in good}
-        self._last_seq = max(self._hashes, default=0)
+        self._key_id = key_id
+        self._forged: list[Fault] = []
+        self._hashes: dict[int, bytes] = {}
+        self._contradicted: set[int] = set()
+        """Positions for which two hashes were signed."""
+        for checkpoint in checkpoints:
+            self._take(checkpoint)
         self._met = 0
+        self._newer = 0
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        seq = checkpoint.head.seq
+        why = self._why_bad(checkpoint)
+        if why:
+            self._forged.append(Fault(seq=seq, reason=f"a kept checkpoint is {why}"))
+        elif self._hashes.setdefault(seq, checkpoint.head.hash) != checkpoint.head.hash:
+            self._contradicted.add(seq)
 
     def beginning(self, line: bytes) -> Head:
         """Where a log that starts with this line starts: position 0, or a known checkpoint."""
@@ -308,6 +328,8 @@ class _Check:
 
     def fault_at(self, before: Head, after: Head, line: bytes) -> Fault | None:
         wanted = self._hashes.get(after.seq)
+        if after.seq in self._contradicted:
+            return _contradiction(after.seq)
         if wanted is not None:
             self._met += 1
             if wanted != after.hash:
@@ -318,25 +340,45 @@ class _Check:
             checkpoint = read_checkpoint(read_record(line).get("proof"))
         except ValueError as error:
             return Fault(seq=after.seq, reason=str(error))
-        if checkpoint.head != before or not self._is_good(checkpoint):
-            return Fault(seq=after.seq, reason="the checkpoint in the log is forged")
+        why = "forged" if checkpoint.head != before else self._why_bad(checkpoint)
+        if why:
+            return Fault(seq=after.seq, reason=f"the checkpoint in the log is {why}")
         self._met += 1
         return None
 
     def fault_at_end(self, head: Head) -> Fault | None:
-        if self._last_seq > head.seq:
+        if self._contradicted:
+            return _contradiction(min(self._contradicted))
+        if self._forged:
+            return min(self._forged, key=lambda fault: fault.seq)
+        last_seq = max(self._hashes, default=0)
+        if last_seq > head.seq:
+            self._newer = sum(seq > head.seq for seq in self._hashes)
             return Fault(
                 seq=head.seq + 1,
-                reason=f"the log ends here; a checkpoint says that it reached {self._last_seq}",
+                reason=f"the log ends here; a checkpoint says that it reached {last_seq}",
             )
-        if self._forged:
-            return Fault(seq=self._forged[0], reason="a kept checkpoint is forged")
         return None
 
     def result(self, start: Head, head: Head, fault: Fault | None) -> Verification:
-        return Verification(start=start, head=head, checkpoints=self._met, fault=fault)
+        return Verification(
+            start=start, head=head, checkpoints=self._met, fault=fault, newer=self._newer
+        )
 
-    def _is_good(self, checkpoint: Checkpoint) -> bool:
-        if self._is_signed is None:
-            return True
-        return self._is_signed(checkpoint.message(), checkpoint.signature)
+    def _why_bad(self, checkpoint: Checkpoint) -> str:
+        """What is wrong with a signature; empty where it is good, or not looked at."""
+        if self._is_signed is None or self._is_signed(checkpoint.message(), checkpoint.signature):
+            return ""
+        if self._key_id and checkpoint.key_id != self._key_id:
+            return (
+                f"signed by another key ({checkpoint.key_id[:4]}...) than given"
+                f" ({self._key_id[:4]}...)"
+            )
+        return "forged"
+
+
+def _contradiction(seq: int) -> Fault:
+    return Fault(
+        seq=seq,
+        reason="two kept checkpoints have different hashes here: one of them is of another log",
+    )

@@ -19,7 +19,7 @@ class SinkDown(Exception):
 
 
 class SinkBroken(SinkDown):
-    """What the sink holds is no unbroken chain. Somebody must look; the message names where."""
+    """What the sink holds is no unbroken chain; the message names where. It can be set aside."""
 
 
 class AuditSink(Protocol):
@@ -59,7 +59,13 @@ class AuditSink(Protocol):
         ...
 
     async def set_aside(self) -> Head:
-        """Move everything to a folder beside it, as evidence, and begin anew. Raises SinkDown."""
+        """Move everything to a folder of its own, as evidence, and begin anew. Raises SinkDown,
+        also where there is so much of it that somebody must look first.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Whether the place is still there, as its owner left it. Raises SinkDown."""
         ...
 
     async def close(self) -> None: ...
@@ -89,10 +95,13 @@ class Signer(Protocol):
 class CheckpointKeeper(Protocol):
     """The second place of checkpoints: another disk, an auditor's process."""
 
+    name: str
+    """For operators: where it is."""
+
     async def keep(self, checkpoint: Checkpoint) -> None:
         """Raises SinkDown."""
         ...
 
-    async def newest(self) -> Checkpoint | None:
-        """Raises SinkDown."""
+    async def recent(self, limit: int) -> list[Checkpoint]:
+        """The last ones that were kept, in that order. Raises SinkDown."""
         ...
