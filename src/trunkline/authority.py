@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trunkline.control.book import APPROVERS_NEEDED
+from trunkline.control.changes import EpochRaised, SubjectEnabled
 from trunkline.core.freshness import LeaseGrants
 from trunkline.core.principals import Principal
 from trunkline.core.publics import PublicBook, PublicPrefix
@@ -193,6 +194,11 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     revoker = await _open_revoker(ground, registry, ledger, grants, holdings, here)
 
     def take_in(committed: Committed) -> None:
+        if isinstance(committed.change, EpochRaised | SubjectEnabled):
+            kind = committed.change.subject.partition("/")[0]
+            ground.log.warning(
+                "access.changed", rev=committed.rev, kind=kind, by=committed.intent.actor
+            )
         door.policies.swap(committed.book)
         door.credentials.swap(committed.book.keys)
         door.tenancy.swap(committed.book.table)

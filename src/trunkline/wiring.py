@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from trunkline.core.records import WorkerId
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts, Readiness
+    from trunkline.gateway.tenancy import Tenancy
     from trunkline.operations import Operations
     from trunkline.ports.worker import EventSource
     from trunkline.tenant_side import TenantSide
@@ -94,8 +95,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         parts.holdings = authority.tenants.holdings if authority.tenants else None
         membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
         front_parts = replace(
-            _front_parts(config, core, membership, clock),
-            tenancy=authority.tenancy,
+            _front_parts(config, core, membership, clock, authority.tenancy),
             picker=side.line if side else core.picker,
         )
         with _taken_port_named("--port", config.listen.host, config.listen.port):
@@ -324,7 +324,7 @@ def _feed_limits(bounds: DirectoryConfig) -> FeedLimits:
 
 
 def _front_parts(
-    config: Config, core: Core, membership: Membership, clock: SystemClock
+    config: Config, core: Core, membership: Membership, clock: SystemClock, tenancy: Tenancy
 ) -> FrontParts:
     from trunkline import cli, observe
     from trunkline.gateway.front import FrontParts
@@ -339,7 +339,7 @@ def _front_parts(
         rows = [
             {"id": name, **row}
             for name in membership.served_models()
-            if principal.may_use_model(name)
+            if principal.may_use_model(name) and not tenancy.is_barred(name)
         ]
         return msgspec.json.encode({"object": "list", "data": rows})
 
@@ -348,6 +348,7 @@ def _front_parts(
 
     return FrontParts(
         picker=core.picker,
+        tenancy=tenancy,
         models=models,
         readiness=readiness,
         clock=clock,

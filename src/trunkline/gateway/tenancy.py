@@ -185,6 +185,9 @@ class Tenancy:
             also is None or table.is_current(also)
         )
 
+    def is_barred(self, model: str) -> bool:
+        return Subject(kind=SubjectKind.MODEL, path=model) in self._table.barred
+
     def renew(self, request: InferenceRequest) -> None:
         """A request that waited is sent under the table, the lease, the model and the policy of
         now, not those of when it came. Raises ClientError for what is barred by now.
