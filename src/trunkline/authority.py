@@ -28,6 +28,7 @@ from trunkline.gateway.contracts import EVERYBODY
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.tenant_policies import Policies, prefix_of
+from trunkline.unfinished import finish_revocations
 
 if TYPE_CHECKING:
     from trunkline.adapters.jwt_tokens import JwtTokens
@@ -210,6 +211,9 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     registry.subscribe(take_in)
     for work in (_keep_ledger(ledger, ground.log), watch.run(registry, revoker)):
         ground.stack.callback(asyncio.create_task(work).cancel)
+    revoker.begin(
+        finish_revocations(registry, reader, revoker, ground.log), "interrupted revocations"
+    )
     administration = Administration(
         AdministrationParts(
             registry=registry,
