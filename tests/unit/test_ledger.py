@@ -217,8 +217,11 @@ def test_a_change_that_the_registry_refuses_leaves_its_outcome(tmp_path: Path) -
             await bench.ledger.commit(TENANT, intent())
 
     bench = played(tmp_path, scenario)
-    results = [(r["kind"], r["result"]) for r in bench.audit_bench.records("a")[2:]]
-    assert results == [("INTENT", ""), ("OUTCOME", "refused")] * 2
+    records = bench.audit_bench.records("a")[2:]
+    wanted, exists, again, down = [(r["kind"], r["result"], r["reason"]) for r in records]
+    assert wanted == again == ("INTENT", "", "test")
+    assert exists == ("OUTCOME", "refused", "change_refused")
+    assert down == ("OUTCOME", "refused", "registry_down")
 
 
 def test_no_token_no_name_and_no_id_of_a_tenant_is_in_the_log(tmp_path: Path) -> None:
@@ -227,7 +230,12 @@ def test_no_token_no_name_and_no_id_of_a_tenant_is_in_the_log(tmp_path: Path) ->
 
     async def scenario(bench: LedgerBench) -> None:
         await bench.settle(ORG, TENANT, key, prefix, raised(1))
+        for refused in (ORG, TENANT, prefix, TenantPolicySet(tenant=an_id(2), default_scope="org")):
+            with pytest.raises(ChangeRefused):
+                await bench.ledger.commit(refused, intent())
         await bench.ledger.outcome(_receipt(), intent())
+        erasure = Erasure(holder="acme-worker:8000", rev=5, is_done=True)
+        await bench.ledger.erased(erasure, intent())
 
     bench = played(tmp_path, scenario)
     text = b"".join(path.read_bytes() for path in bench.audit_bench.folder("a").glob("*.jsonl"))

@@ -5,8 +5,8 @@
 
 Every revision of the registry has exactly one record, in order; what is missing after a time
 without sinks, or after a crash, is made from the registry's own log. Must never: let a change that
-grants happen unrecorded, or hold one back that takes away. Read `revocation.py` for the holders'
-side.
+grants happen unrecorded, hold one back that takes away, or put the words of a refusal, which hold
+names, into a record. Read `revocation.py` for the holders' side.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Ledger:
             rev = await self._registry.commit(change, intent, check)
         except (ChangeRefused, RegistryDown, Busy, AccessEnded) as error:
             action = f"wanted.{log.name_of(change)}"
-            event = _event(Kind.OUTCOME, action, intent, result="refused", reason=str(error))
+            event = _event(Kind.OUTCOME, action, intent, result="refused", reason=error.code)
             await self._audit.note(event)
             raise
         return Recorded(rev=rev, is_audited=await self._is_recorded())
@@ -157,8 +157,8 @@ class Ledger:
             "erase",
             intent,
             rev=erasure.rev,
+            scope_path_hmac=self._audit.pseudonym(f"worker/{erasure.holder}"),
             result="done" if erasure.is_done else "unfinished",
-            reason=erasure.holder,
             counts={"blocks": erasure.blocks, **counts},
         )
         await self._audit.write(event)
