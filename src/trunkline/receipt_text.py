@@ -49,8 +49,8 @@ def summary_lines(receipt: Json, stock_count: int | None) -> list[str]:
     parts = [f"{receipt['acked_count']} acknowledged"]
     if receipt["fenced_count"]:
         parts.append(f"{receipt['fenced_count']} fenced by the end of their lease")
-    parts.append(f"{receipt['aborted']} requests ended")
-    parts.append(f"{receipt['condemned_blocks']} blocks condemned")
+    parts.append(f"{_count(receipt['aborted'], 'request')} ended")
+    parts.append(f"{_count(receipt['condemned_blocks'], 'block')} condemned")
     line = f"{_headline(receipt)}: {', '.join(parts)}"
     return [line, *_reservations(receipt, stock_count)]
 
@@ -107,12 +107,14 @@ def _headline(receipt: Json) -> str:
 def _reservations(receipt: Json, stock_count: int | None) -> list[str]:
     if receipt["erase"] != "restart":
         return []
-    count = "some workers" if stock_count is None else f"{stock_count} workers"
-    if stock_count == 1:
-        count = "1 worker"
+    count = "some workers" if stock_count is None else _count(stock_count, "worker")
     if receipt["fence"] == "gateway":
         return [f"  fenced by the salt alone: {count} (their bytes stay until they restart)"]
     return [f"  not erased before a restart: {count}"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _erasure(erasure: Json) -> str:

@@ -99,6 +99,8 @@ def test_the_demo_fleet_greets_answers_and_ends_in_order(served: subprocess.Pope
             break
     found = re.search(r"curl -i (http://127\.0\.0\.1:\d+)/v1/chat/completions", greeting)
     assert found is not None, greeting
+    assert "as one tenant" in greeting
+    assert "trunkline keys create --tenant acme --create-tenant" in greeting
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": "trunkline-sim", "max_tokens": 3, "messages": messages}
     answer = httpx.post(f"{found[1]}/v1/chat/completions", json=body, timeout=30.0)

@@ -181,7 +181,7 @@ def test_a_revocation_prints_its_receipt(shell: Shell) -> None:
 def test_what_was_done_is_one_line_unless_more_is_asked_for(shell: Shell) -> None:
     page = shell.said("revoke", "model/m", "--reason", "r")
     assert re.fullmatch(
-        r"model/m: revoked, in force after [0-9.]+ ms \(revision 1\): 1 acknowledged, 1 requests"
+        r"model/m: revoked, in force after [0-9.]+ ms \(revision 1\): 1 acknowledged, 1 request"
         r" ended, 2 blocks condemned\n",
         page,
     )

@@ -89,7 +89,15 @@ The header x-trunkline-decision says why which worker was chosen. For operators:
   curl '{admin_url}/decisions?limit=3'
   curl '{admin_url}/metrics'
 
-The answers are made up: the workers are simulated. Ctrl-C ends the fleet.
+This fleet serves everybody as one tenant, and asks for no key. To try tenants, each of these in
+a shell of its own, with this fleet stopped:
+
+  trunkline worker --port 8000
+  trunkline serve --worker-urls http://127.0.0.1:8000 --state-dir trunkline-state
+  trunkline keys create --tenant acme --create-tenant    # then: -H "Authorization: Bearer KEY"
+
+docs/tenancy.md goes on from there. The answers are made up: the workers are simulated. Ctrl-C
+ends the fleet.
 """
 
 
