@@ -235,10 +235,11 @@ class Administration:
         )
 
     async def create_key(self, call: Call, order: KeyOrder) -> NewKeyView | None:
+        self._check(call)(self._book)  # what it says of the caller's key would be out of date
         tenant = tenant_within(self._book, call, order.tenant)
         if tenant is None and not self._may_make_tenant(call, order):
             return None
-        check_key(call, order)
+        check_key(self._book, call, order, self._wall_ms())
         if tenant is None:
             await self.add_tenant(call, order.tenant, org=order.org, create_org=False)
             tenant = self._book.tenants[self._book.names[f"tenant/{order.tenant}"]]

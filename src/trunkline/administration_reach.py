@@ -7,10 +7,10 @@ Read `administration.py` for who asks.
 from __future__ import annotations
 
 from trunkline.control.book import Book, Tenant
-from trunkline.core.credentials import is_name
+from trunkline.core.credentials import KeyRecord, is_name
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
-from trunkline.core.principals import Principal
+from trunkline.core.principals import WIDTHS, Principal
 from trunkline.errors import AccessEnded, ChangeRefused
 from trunkline.gateway.backend import Call, Caller, KeyOrder
 from trunkline.gateway.permissions import Extent, grantable_roles
@@ -86,7 +86,7 @@ def check_caller(book: Book, caller: Principal | None, wall_ms: int) -> None:
         raise AccessEnded("a valid bearer key is needed")
 
 
-def check_key(call: Call, order: KeyOrder) -> None:
+def check_key(book: Book, call: Call, order: KeyOrder, wall_ms: int) -> None:
     """What a key may be given by whoever makes it: never more than they have. Raises
     ChangeRefused.
     """
@@ -99,14 +99,32 @@ def check_key(call: Call, order: KeyOrder) -> None:
     if order.user and not is_name(order.user):
         raise ChangeRefused("the user's name is too long or not printable")
     maker = call.caller.principal
-    if call.extent is Extent.FLEET or maker is None:
+    if maker is None:
         return
+    _check_end(book.key(maker.actor), order, wall_ms)
+    if call.extent is Extent.FLEET:
+        return
+    if maker.key_class and order.key_class != maker.key_class:
+        raise ChangeRefused("your own key has a class, and the keys it makes have the same")
+    scope = order.scope or ScopeKind.TENANT
+    if WIDTHS.index(scope) < WIDTHS.index(maker.default_scope):
+        raise ChangeRefused(
+            f"scope {scope.value} is wider than your own key's, {maker.default_scope.value}"
+        )
     if order.quota_class != maker.quota_class:
         raise ChangeRefused("keys of your tenant are under the quota class of your own key")
     pairs = ((order.models, maker.models, "models"), (order.adapters, maker.adapters, "adapters"))
     for wanted, own, what in pairs:
         if own is not None and (wanted is None or not wanted <= own):
             raise ChangeRefused(f"the key would have more {what} than your own")
+
+
+def _check_end(own: KeyRecord | None, order: KeyOrder, wall_ms: int) -> None:
+    if own is None or own.not_after_ms is None:
+        return
+    left_s = (own.not_after_ms - wall_ms) // 1_000
+    if order.expires_in_s is None or order.expires_in_s > left_s:
+        raise ChangeRefused(f"your own key ends in {left_s} s, and the key would not end before it")
 
 
 def method_of(caller: Caller | None) -> str:

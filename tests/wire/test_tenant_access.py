@@ -223,7 +223,7 @@ def _end_amid_orders(cast: Cast, end: str) -> None:
     text = port.key("acme", "tenant.admin", "security.officer", expires_in_s=60)
     head = "{} {} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n"
     orders = [
-        ("POST", "/keys", b'{"tenant":"acme"}'),
+        ("POST", "/keys", b'{"tenant":"acme","expires_in_s":9}'),
         ("POST", "/revoke", b'{"subject":"tenant/globex","reason":"r"}'),
         ("POST", "/enable", b'{"subject":"model/m"}'),
         ("DELETE", f"/keys/{cast.foreign_key}", b"{}"),
@@ -272,6 +272,34 @@ def test_a_key_is_never_given_more_than_its_maker_has(cast: Cast) -> None:
         {"quota_class": ""},
     ):
         assert code_of(admin.post("/keys", json=good | change)) == (409, "change_refused")
+
+
+@pytest.mark.parametrize(
+    ("own", "more", "enough"),
+    [
+        ({"expires_in_s": 3_600}, {}, {"expires_in_s": 1_800}),
+        ({"expires_in_s": 3_600}, {"expires_in_s": 7_200}, {"expires_in_s": 1_800}),
+        ({"user": "ann", "scope": "user"}, {}, {"user": "bob", "scope": "user"}),
+        ({"user": "ann", "scope": "session"}, {"user": "bob", "scope": "user"}, {"scope": "none"}),
+        ({"scope": "none"}, {"user": "bob", "scope": "session"}, {"scope": "none"}),
+        ({"key_class": "ci"}, {}, {"key_class": "ci"}),
+        ({"key_class": "ci"}, {"key_class": "other"}, {"key_class": "ci"}),
+    ],
+)
+def test_a_key_is_not_made_wider_than_its_makers_own(
+    own: dict[str, Any], more: dict[str, Any], enough: dict[str, Any], cast: Cast
+) -> None:
+    maker = cast.port.client(cast.port.key("acme", "tenant.admin", **own))
+    refused = maker.post("/keys", json={"tenant": "acme", **more})
+    assert code_of(refused) == (409, "change_refused")
+    assert maker.post("/keys", json={"tenant": "acme", **enough}).status_code == 201
+
+
+def test_an_officer_whose_key_ends_makes_none_that_does_not(cast: Cast) -> None:
+    officer = cast.port.client(cast.port.key("acme", "security.officer", expires_in_s=3_600))
+    body: dict[str, Any] = {"tenant": "globex", "key_class": "any", "quota_class": "any"}
+    assert code_of(officer.post("/keys", json=body)) == (409, "change_refused")
+    assert officer.post("/keys", json=body | {"expires_in_s": 60}).status_code == 201
 
 
 def test_an_officer_makes_no_officers(cast: Cast) -> None:
