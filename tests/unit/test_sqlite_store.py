@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -268,3 +271,99 @@ def test_a_write_whose_mark_fails_is_found_in_the_log(tmp_path: Path) -> None:
         await store.close()
 
     run(scenario())
+
+
+@contextmanager
+def no_file_may_grow_beyond(limit_bytes: int) -> Iterator[None]:
+    """The device fails under whoever writes further, as far as this process can tell."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_after_a_failed_write_the_registry_settles_when_the_disk_takes_writes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trunkline.adapters.sqlite_store.RETRY_S", 0.01)
+    told: list[str] = []
+
+    async def scenario() -> None:
+        heard = asyncio.Event()
+
+        def hear(why: str) -> None:
+            told.append(why)
+            heard.set()
+
+        store = await SqliteStore.open(at(tmp_path))
+        registry = await Registry.load(store, HandClock())
+        keeping = asyncio.create_task(store.keep(hear))
+        await commit_all(registry, ORG)
+        size_bytes = (tmp_path / "registry.db-wal").stat().st_size
+        with no_file_may_grow_beyond(size_bytes):
+            with pytest.raises(RegistryDown, match="disk I/O error"):
+                await registry.commit(TENANT, intent())
+            await asyncio.wait_for(heard.wait(), 5)
+            with pytest.raises(RegistryDown, match="a write failed"):
+                await registry.commit(TENANT, intent())
+            heard.clear()
+        await asyncio.wait_for(heard.wait(), 5)
+        assert registry.rev == 1
+        assert await registry.commit(TENANT, intent()) == 2
+        keeping.cancel()
+        await store.close()
+        log = SqliteLog(at(tmp_path))
+        assert (log.head()[0], log.high_water()) == (2, 2)
+        log.close()
+
+    run(scenario())
+    assert ["a write failed" in why for why in told] == [True, False]
+    assert told[1] == ""
+
+
+def test_a_change_is_not_acknowledged_into_a_file_that_is_gone(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    place.mkdir()
+    log = SqliteLog(at(place))
+    log.append(0, b"a")
+    place.rename(tmp_path / "away")
+    with pytest.raises(StoreDown, match="removed or replaced"):
+        log.append(1, b"b")
+    (tmp_path / "away").rename(place)
+    assert log.append(1, b"b") == 2, "it is back"
+    with pytest.raises(StoreTaken):
+        SqliteLog(at(place))
+    log.close()
+
+
+def test_a_lock_that_was_removed_is_taken_again_or_the_store_is_down(tmp_path: Path) -> None:
+    log = SqliteLog(at(tmp_path))
+    log.append(0, b"a")
+    (tmp_path / "registry.db.lock").unlink()
+    assert log.append(1, b"b") == 2
+    with pytest.raises(StoreTaken):
+        SqliteLog(at(tmp_path))
+    (tmp_path / "registry.db.lock").unlink()
+    second = SqliteLog(at(tmp_path))
+    with pytest.raises(StoreDown, match="another process writes"):
+        log.append(2, b"c")
+    second.close()
+    assert log.append(2, b"c") == 3
+    log.close()
+
+
+def test_a_file_that_was_replaced_by_another_log_is_not_gone_on_with(tmp_path: Path) -> None:
+    log = SqliteLog(at(tmp_path))
+    log.append(0, b"ours")
+    (tmp_path / "other").mkdir()
+    filled(at(tmp_path / "other"), 3)
+    copied(tmp_path / "other", tmp_path)
+    with pytest.raises(StoreDown, match="not the log that was written here"):
+        log.append(1, b"b")
+    at(tmp_path).unlink()
+    with pytest.raises(StoreDown, match="put it back"):
+        log.read(0, 5)
+    assert not at(tmp_path).exists(), "nothing is begun anew"
+    log.close()

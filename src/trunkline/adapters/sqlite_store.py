@@ -3,13 +3,15 @@
 Three files beside each other: `<name>` with the log, `<name>.lock` that the one writer holds for as
 long as it lives, and `<name>.high` with the newest revision that was acknowledged and the digest of
 the log up to there, by which a restored backup is known. All work is done on one thread of its own.
-Must never: acknowledge before the disk has it, or repair a log. Read `ports/store.py` for the
-contract.
+After an error of the device, or when its files are not where they were, the file is opened again:
+what the disk has counts. Must never: acknowledge before the disk has it, or repair a log. Read
+`ports/store.py` for the contract.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -27,6 +29,7 @@ SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 1.0
 """How long a foreign reader or shell may hold the file before a write is given up."""
 MAX_RECORD_BYTES = 16 << 20
+RETRY_S = 1.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS log (
@@ -44,6 +47,19 @@ class SqliteStore:
     def __init__(self, log: SqliteLog, thread: ThreadPoolExecutor) -> None:
         self._log = log
         self._thread = thread
+
+    async def keep(self, told: Callable[[str], None]) -> None:
+        """Until cancelled: open the file again where it is in doubt, as soon as it can be read and
+        written. `told` hears why it is, and then an empty text once it is not.
+        """
+        last = ""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(StoreDown):  # `trouble` has it
+                await self._on_thread(self._log.settle)
+            if bool(self._log.trouble) != bool(last):
+                last = self._log.trouble
+                told(last)
 
     @classmethod
     async def open(cls, path: Path, *, max_pages: int | None = None) -> SqliteStore:
@@ -92,16 +108,21 @@ class SqliteLog:
     def __init__(self, path: Path, max_pages: int | None = None) -> None:
         self.path = path
         self._mark_path = path.with_name(path.name + ".high")
-        self._is_spoilt = False
-        """A sync failed: what the system shows may not be what the disk has."""
+        self._lock_path = path.with_name(path.name + ".lock")
+        self._max_pages = max_pages
+        self.trouble = ""
+        """Why what the system shows may not be what the disk has; empty where it is."""
+        self._known = (0, b"")
+        """The newest revision that was seen here, and the digest up to it."""
         self._lock_fd = _take_lock(path)
         try:
             self._database = _open_database(path, max_pages)
+            self._file = os.stat(path)
         except BaseException:
             os.close(self._lock_fd)
             raise
         try:
-            self._check()
+            self._known = self._check()
         except sqlite3.DatabaseError as error:
             self.close()
             raise StoreBroken(f"{self.path} is damaged: {error}. Restore a backup") from error
@@ -114,11 +135,10 @@ class SqliteLog:
 
     def append(self, expected_rev: int, record: bytes) -> int:
         assert len(record) <= MAX_RECORD_BYTES
-        if self._is_spoilt:
-            raise StoreDown(f"{self.path}: a sync failed; start again to see what was kept")
+        self.settle()
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            rev, digest = self.head()
+            rev, digest = self._newest()
             if rev != expected_rev:
                 raise StoreConflict(rev)
             row = (rev + 1, record, _chained(digest, rev + 1, record))
@@ -128,15 +148,33 @@ class SqliteLog:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
-        self._raise_mark(rev + 1, row[2])
+        self._known = (row[0], row[2])
+        self._raise_mark(row[0], row[2])
         return rev + 1
 
     def read(self, after_rev: int, limit: int) -> list[tuple[int, bytes]]:
+        self.settle()
         query = "SELECT rev, record FROM log WHERE rev > ? ORDER BY rev LIMIT ?"
         return self._database.execute(query, (after_rev, limit)).fetchall()
 
     def head(self) -> tuple[int, bytes]:
         """The newest revision and the digest of the log up to it."""
+        self.settle()
+        return self._newest()
+
+    def settle(self) -> None:
+        """Open the file again where it is in doubt. Raises StoreDown while that cannot be done."""
+        if not self.trouble and not self._is_in_place():
+            self.trouble = f"{self.path} or its lock was removed or replaced"
+        if not self.trouble:
+            return
+        try:
+            self._reopen()
+        except (sqlite3.Error, OSError, StoreTaken, StoreBroken, StoreDown) as error:
+            raise StoreDown(f"{self.trouble}, and opening it again fails: {error}") from error
+        self.trouble = ""
+
+    def _newest(self) -> tuple[int, bytes]:
         query = "SELECT rev, digest FROM log ORDER BY rev DESC LIMIT 1"
         row: tuple[int, bytes] | None = self._database.execute(query).fetchone()
         return (0, b"") if row is None else row
@@ -156,7 +194,40 @@ class SqliteLog:
 
     def close(self) -> None:
         self._database.close()
-        os.close(self._lock_fd)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _is_in_place(self) -> bool:
+        """Whether lock and log are those that were opened."""
+        try:
+            is_log = os.path.samestat(os.stat(self.path), self._file)
+            return is_log and os.path.samestat(os.stat(self._lock_path), os.fstat(self._lock_fd))
+        except OSError:
+            return False
+
+    def _reopen(self) -> None:
+        """As after a restart, and then made sure of: the disk takes what is read from it."""
+        self._database.close()
+        if not self._is_in_place():
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+            if not self.path.exists():  # nothing is begun anew here
+                raise StoreDown(f"{self.path} is gone: put it back")
+            self._lock_fd = _take_lock(self.path)
+        self._database = _open_database(self.path, self._max_pages)
+        self._file = os.stat(self.path)
+        rev, digest = self._check()
+        query = "SELECT digest FROM log WHERE rev = ?"
+        kept = self._database.execute(query, (self._known[0],)).fetchone() or (b"",)
+        if kept[0] != self._known[1]:
+            raise StoreBroken(f"{self.path} is not the log that was written here")
+        # Pages that a failed sync left in memory alone are written once more.
+        if self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] != 0:
+            raise StoreDown(f"{self.path} is held by another program")
+        self._raise_mark(rev, digest)
+        self._known = (rev, digest)
 
     def _commit(self) -> None:
         try:
@@ -164,10 +235,12 @@ class SqliteLog:
         except sqlite3.OperationalError as error:
             # Low eight bits: the family. Full and busy are clean refusals; after an error of the
             # device, pages that look written may never reach it.
-            self._is_spoilt = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
+                self.trouble = f"{self.path}: a write failed ({error})"
             raise
 
-    def _check(self) -> None:
+    def _check(self) -> tuple[int, bytes]:
+        """Each record's digest; the newest revision and the digest up to it."""
         digest = b""
         wanted = 1
         for rev, record, kept in self._database.execute("SELECT * FROM log ORDER BY rev"):
@@ -178,6 +251,7 @@ class SqliteLog:
                 raise StoreBroken(f"{self.path}: revision {rev} was changed behind our back")
             wanted += 1
         self._mark()
+        return wanted - 1, digest
 
     def _mark(self) -> tuple[int, bytes] | None:
         try:
