@@ -190,3 +190,23 @@ async def test_tenants_are_served_only_paths_of_which_the_operator_knows_the_sal
             )
             assert (reply.status, reply.error["code"]) == (404, "not_found")
         assert len(w.seen) == 1
+
+
+@wire
+async def test_an_answer_that_waits_is_thrown_away_though_another_tenant_asked_after_it() -> None:
+    """As behind a proxy that sends everybody through one connection."""
+    held = tenancy(Lease())
+    limits = LimitsConfig(write_buffer_bytes=1 << 23)
+    async with (
+        worker(answering(json_answer(b"X" * 6_000_000))) as w,
+        running(FixedPicker(w), tenancy=held, limits=limits) as gateway,
+    ):
+        client = await slow_client(gateway, CHAT)
+        await until(lambda: len(gateway.picker.ends) == 1)
+        await asyncio.get_running_loop().sock_sendall(client, of("other", body=CHAT))
+        await until(lambda: len(gateway.picker.requests) == 2)
+        waiting = connection_of(gateway).transport.get_write_buffer_size()
+
+        revoke(gateway, held)
+
+        assert len(await fetched(client)) <= 12_002_000 - waiting

@@ -60,8 +60,8 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_body", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front", "_head",
         "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed", "_principal",
-        "_received_bytes", "_request", "_request_id", "_route", "_source", "_stalled_since_s",
-        "_started_ms", "_state", "_transport", "_written_bytes", "is_paused",
+        "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s", "_started_ms",
+        "_state", "_transport", "_unfetched", "_written_bytes", "is_paused",
     )  # fmt: skip
 
     def __init__(self, front: Front) -> None:
@@ -77,8 +77,8 @@ class ClientConnection(asyncio.Protocol):
         self._principal = EVERYBODY
         self._body: Body | None = None
         self._received_bytes = 0
-        self._request: InferenceRequest | None = None
-        """The one whose answer may still wait to be fetched."""
+        self._unfetched: list[InferenceRequest] = []
+        """Those whose answers may still wait, in part, to be fetched; as many as fit the buffer."""
         self._exchange: Exchange | None = None
         self._is_idle = True
         self._overflowed = False
@@ -332,7 +332,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._state = BUSY
         self._front.begin(self._principal)
-        self._request = request
+        if not self.transport.get_write_buffer_size():
+            self._unfetched.clear()
+        self._unfetched.append(request)
         self._exchange = Exchange(self._front.line, self, request, head.headers)
         self._exchange.start()
 
@@ -425,14 +427,13 @@ class ClientConnection(asyncio.Protocol):
         """The epochs moved: what runs here may have to end. Whether it had to. Bytes of such an
         answer that wait for the client to fetch them are thrown away, with the connection.
         """
-        request = self._request
-        if request is None or self._front.objection(request) is None:
+        if not any(self._front.objection(request) for request in self._unfetched):
             return False
         is_running = self._exchange is not None
         if self.transport.get_write_buffer_size():
             self._discard()
         elif self._exchange is not None:
-            self._exchange.fence()
+            return self._exchange.fence()
         return is_running
 
     def _discard(self) -> None:
