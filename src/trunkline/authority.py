@@ -32,6 +32,7 @@ from trunkline.unfinished import finish_revocations
 
 if TYPE_CHECKING:
     from trunkline.adapters.jwt_tokens import JwtTokens
+    from trunkline.adapters.sqlite_store import SqliteStore
     from trunkline.adapters.state_dir import StateDir
     from trunkline.administration import Administration
     from trunkline.assembly import Core
@@ -183,9 +184,11 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     from trunkline.control.ledger import Ledger
     from trunkline.control.restored import BackupWatch
 
-    # First, since it remembers how far the registry had come: a restored backup is behind it.
+    # The store first: whoever has not got its lock touches nothing. Then the audit log, as that
+    # remembers how far the registry had come: a restored backup is behind it.
+    store = await _open_store(ground)
     audit, reader = await _open_audit(ground)
-    registry = await _open_registry(ground, audit.audited_rev)
+    registry = await _open_registry(ground, store, audit.audited_rev)
     ledger = Ledger(registry, audit)
     door = await _open_door(ground, registry.book)
     here = LocalHolder(door.tenancy)
@@ -376,9 +379,8 @@ def _state_path(named: str) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "trunkline"
 
 
-async def _open_registry(ground: _Ground, acknowledged_rev: int) -> Registry:
+async def _open_store(ground: _Ground) -> SqliteStore:
     from trunkline.adapters.sqlite_store import SqliteStore
-    from trunkline.control.registry import Registry
     from trunkline.ports.store import StoreBroken, StoreDown, StoreTaken
 
     state = ground.state
@@ -387,6 +389,22 @@ async def _open_registry(ground: _Ground, acknowledged_rev: int) -> Registry:
     except (StoreTaken, StoreDown, StoreBroken) as error:
         raise ConfigError(f"the registry {state.registry_file}: {error}") from error
     ground.stack.push_async_callback(store.close)
+
+    def told(why: str) -> None:
+        if why:
+            ground.log.warning(
+                "registry.out", why=why, meaning="nothing is changed until it is back"
+            )
+        else:
+            ground.log.warning("registry.back")
+
+    ground.stack.callback(asyncio.create_task(store.keep(told)).cancel)
+    return store
+
+
+async def _open_registry(ground: _Ground, store: SqliteStore, acknowledged_rev: int) -> Registry:
+    from trunkline.control.registry import Registry
+
     registry = await Registry.load(store, ground.clock, acknowledged_rev=acknowledged_rev)
     if registry.lost_revisions:
         ground.log.error(

@@ -37,7 +37,7 @@ from trunkline.control.supervised import Supervised
 from trunkline.core.epochs import EpochTable, Subject
 from trunkline.core.freshness import Fencing, LeaseGrants, Order, Verb
 from trunkline.core.records import Instant
-from trunkline.errors import AccessEnded, Busy, WorkerLost, WorkerTimeout
+from trunkline.errors import AccessEnded, Busy, GatewayError, WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
 
@@ -289,6 +289,10 @@ class Revoker(Supervised):
     ) -> None:
         try:
             result.set_result(await work)
+        except GatewayError as error:
+            self._parts.log.warning("revocation.failed", why=str(error))
+            result.set_exception(error)
+            result.exception()  # seen, should nobody wait for it any more
         except Exception as error:  # noqa: BLE001  # handed to the caller, who may be gone
             self._parts.log.error("revocation.failed", cause=error)
             result.set_exception(error)
