@@ -69,8 +69,8 @@ def detail_lines(receipt: Json, stock_count: int | None) -> list[str]:
         f"  fenced by the end of their lease: {receipt['fenced_count']}{silent}",
         f"  weakest fence: {_FENCES.get(receipt['fence'], receipt['fence'])}",
         f"  weakest erase: {_ERASES.get(receipt['erase'], receipt['erase'])}",
-        f"  ended {receipt['aborted']} requests, condemned {receipt['condemned_blocks']} blocks"
-        f" (bytes: {bytes_by_tier or 'none'})",
+        f"  ended {_count(receipt['aborted'], 'request')}, condemned"
+        f" {_count(receipt['condemned_blocks'], 'block')} (bytes: {bytes_by_tier or 'none'})",
         f"  audit: {receipt['audit']}",
         *(_erasure(erasure) for erasure in receipt["erasures"]),
     ]
@@ -119,4 +119,6 @@ def _count(number: int, noun: str) -> str:
 
 def _erasure(erasure: Json) -> str:
     at = f" at {erasure['holder']}" if erasure["holder"] else ""
-    return f"  erased{at}: {erasure['blocks']} blocks{'' if erasure['done'] else ' so far'}"
+    return (
+        f"  erased{at}: {_count(erasure['blocks'], 'block')}{'' if erasure['done'] else ' so far'}"
+    )
