@@ -39,7 +39,8 @@ from trunkline.control import changes as log
 from trunkline.control.audit import AuditLog
 from trunkline.control.audit_reader import AuditQuery, AuditReader, Record
 from trunkline.control.book import Book, Check, PublicPrefix, Tenant
-from trunkline.control.draft import key_added, token_digest
+from trunkline.control.draft import token_digest
+from trunkline.control.key_shelf import key_added
 from trunkline.control.ledger import Ledger, Recorded
 from trunkline.control.registry import Registry
 from trunkline.control.revocation import Revoker

@@ -41,7 +41,7 @@ from trunkline.control.changes import (
     decode_entry,
     encode_entry,
 )
-from trunkline.control.draft import key_added
+from trunkline.control.key_shelf import key_added
 from trunkline.control.memory_store import Fault, MemoryStore
 from trunkline.control.registry import Committed, Registry
 from trunkline.core.epochs import Subject, SubjectKind

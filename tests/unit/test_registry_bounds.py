@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from registry_bench import (
     ORG,
     TENANT,
+    WALL_MS,
     HandClock,
     a_key,
     a_prefix,
@@ -20,9 +22,19 @@ from registry_bench import (
 
 from trunkline.control import registry as registry_module
 from trunkline.control.book import Limits
-from trunkline.control.changes import Change, OrgAdded, TenantAdded
+from trunkline.control.changes import (
+    Change,
+    Entry,
+    KeyAdded,
+    KeyRevoked,
+    OrgAdded,
+    TenantAdded,
+    encode_entry,
+)
+from trunkline.control.key_shelf import KEPT_ENDED_KEYS
 from trunkline.control.memory_store import MemoryStore
 from trunkline.control.registry import Registry
+from trunkline.core import credentials
 from trunkline.errors import Busy, ChangeRefused
 from trunkline.worker.agent import MAX_SUBJECTS
 
@@ -127,3 +139,85 @@ def test_names_that_anyone_could_make_up_leave_room_for_tenants_and_these_for_th
 
 def test_all_that_may_be_raised_is_less_than_a_worker_takes() -> None:
     assert Limits().raised_names < Limits().raised < MAX_SUBJECTS - 1
+
+
+OTHER = TenantAdded(tenant=an_id(3), org=ORG.org, name="globex")
+
+
+def test_a_tenants_good_keys_have_a_bound_that_others_do_not_share() -> None:
+    async def scenario() -> None:
+        registry = await fresh(ORG, TENANT, OTHER, limits=Limits(tenant_keys=2))
+        ends = msgspec.structs.replace(a_key(1), not_after_ms=WALL_MS + 1_000)
+        await commit_all(registry, ends, a_key(2))
+        with pytest.raises(ChangeRefused, match="at most 2"):
+            await commit_all(registry, a_key(3))
+        await commit_all(
+            registry, a_key(4, tenant=OTHER.tenant), KeyRevoked(key_id=a_key(2).key_id)
+        )
+        await commit_all(registry, a_key(3))
+        with pytest.raises(ChangeRefused, match="at most 2"):
+            await commit_all(registry, a_key(5))
+        await registry.commit(a_key(5), intent(wall_ms=WALL_MS + 1_000))
+        assert [int(record.key_id, 16) for record in registry.book.keys] == [1, 2, 4, 3, 5]
+
+    run(scenario())
+
+
+def test_of_keys_that_ended_the_latest_are_kept_and_no_id_is_given_out_again() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        registry = await Registry.load(store, HandClock())
+        await commit_all(registry, ORG, TENANT, a_key(1))
+        for number in range(2, 3 * KEPT_ENDED_KEYS):
+            await commit_all(registry, a_key(number), KeyRevoked(key_id=a_key(number).key_id))
+        await commit_all(registry, a_key(number + 1))
+        for book in (registry.book, (await Registry.load(store, HandClock())).book):
+            assert KEPT_ENDED_KEYS < len(book.keys) < KEPT_ENDED_KEYS + 40
+            assert book.key(a_key(2).key_id) is None
+            for good in (a_key(1), a_key(number + 1)):
+                assert book.key(good.key_id) is not None, "however old"
+        with pytest.raises(ChangeRefused, match="taken"):
+            await commit_all(registry, a_key(2))
+        with pytest.raises(ChangeRefused, match="no live key"):
+            await commit_all(registry, KeyRevoked(key_id=a_key(2).key_id))
+
+    run(scenario())
+
+
+def test_keys_that_ended_make_room_where_there_is_none_for_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(credentials, "MAX_KEYS", 5)
+
+    async def scenario() -> None:
+        registry = await fresh(ORG, TENANT, OTHER)
+        for number in range(1, 9):
+            await commit_all(registry, a_key(number), KeyRevoked(key_id=a_key(number).key_id))
+        others = [a_key(number, tenant=OTHER.tenant) for number in range(20, 25)]
+        await commit_all(registry, *others)
+        assert [record.key_id for record in registry.book.keys] == [o.key_id for o in others]
+        with pytest.raises(ChangeRefused, match="at most 5"):
+            await commit_all(registry, a_key(30))
+
+    run(scenario())
+
+
+def test_a_replay_takes_the_revocation_of_a_key_that_it_has_forgotten_already() -> None:
+    """Which of those that ended are kept is not in the log."""
+
+    async def scenario() -> None:
+        store = MemoryStore()
+        registry = await Registry.load(store, HandClock())
+        ends = msgspec.structs.replace(a_key(1), not_after_ms=WALL_MS + 1)
+        await commit_all(registry, ORG, TENANT, ends)
+        late = intent(wall_ms=WALL_MS + 1)
+        changes: list[KeyAdded] = [a_key(number) for number in range(2, 3 * KEPT_ENDED_KEYS)]
+        for change in changes:
+            await registry.commit(change, late)
+            await registry.commit(KeyRevoked(key_id=change.key_id), late)
+        assert registry.book.key(ends.key_id) is None
+        entry = Entry(change=KeyRevoked(key_id=ends.key_id), intent=late)
+        await store.append(registry.rev, encode_entry(entry))
+        assert (await Registry.load(store, HandClock())).rev == registry.rev + 1
+
+    run(scenario())

@@ -22,10 +22,12 @@ APPROVERS_NEEDED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much the registry takes; keys have a bound of their own (`credentials.MAX_KEYS`)."""
+    """How much the registry takes; all keys have a bound of their own (`credentials.MAX_KEYS`)."""
 
     orgs: int = 10_000
     tenants: int = 100_000
+    tenant_keys: int = 1_000
+    """Keys of one tenant that are good, or will be."""
     publics: int = 1_000
     raised_users: int = 1_000
     """Users of one tenant that were ever raised; to revoke them, as many again."""
@@ -116,7 +118,7 @@ class Book:
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """`org/x`, `tenant/x`, `public/x` -> id."""
     retired: frozenset[str] = frozenset()
-    """Ids of what was removed."""
+    """Ids of what was removed or forgotten: never given out again."""
     table: EpochTable = field(default_factory=EpochTable)
 
     def default_scope(self, tenant: str) -> ScopeKind:

@@ -23,10 +23,9 @@ from trunkline.control.book import (
     quota_of,
     subject_of,
 )
-from trunkline.core.credentials import KeyBook, KeyRecord
+from trunkline.control.key_shelf import KeyShelf, key_record
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
-from trunkline.core.principals import Role
 
 MAX_PUBLIC_DAYS = 90
 _DAY_MS = 86_400_000
@@ -51,8 +50,7 @@ class Draft:
         self._publics: Mapping[str, PublicPrefix] = base.publics
         self._names: Mapping[str, str] = base.names
         self._retired: set[str] | frozenset[str] = base.retired
-        self._keys: dict[str, KeyRecord] = {}
-        """Those that differ from the base."""
+        self._keys = KeyShelf(base.keys)
         self._table = base.table
 
     @property
@@ -65,7 +63,7 @@ class Draft:
             orgs=self._orgs,
             tenants=self._tenants,
             publics=self._publics,
-            keys=self._key_book(),
+            keys=self._keys.book(),
             names=self._names,
             retired=frozenset(self._retired),
             table=self._table,
@@ -81,7 +79,7 @@ class Draft:
             case log.SubjectEnabled():
                 self._table = self._enabled(change, rev)
             case log.KeyAdded() | log.KeyRevoked():
-                self._apply_to_keys(change)
+                self._apply_to_keys(change, entry.intent)
                 self._table = self._table.advanced(rev=rev)
             case log.PublicProposed() | log.PublicApproved() | log.PublicWithdrawn():
                 self._apply_to_publics(change, entry.intent)
@@ -121,18 +119,21 @@ class Draft:
             case _:
                 assert_never(change)
 
-    def _apply_to_keys(self, change: log.KeyAdded | log.KeyRevoked) -> None:
-        found = self._key(change.key_id)
+    def _apply_to_keys(self, change: log.KeyAdded | log.KeyRevoked, intent: log.Intent) -> None:
+        found, is_replay = self._keys.get(change.key_id), self._limits is None
         if isinstance(change, log.KeyRevoked):
-            if found is None or found.is_revoked:
+            if found is not None and not found.is_revoked:
+                self._keys.revoke(found)
+            elif not (is_replay and change.key_id in self._retired):
                 raise ValueError(f"there is no live key {change.key_id[:40]}")
-            self._keys[change.key_id] = replace(found, is_revoked=True)
             return
-        if found is not None:
+        if found is not None or change.key_id in self._retired:
             raise ValueError(f"key id {change.key_id} is taken")
         if self._tenant(change.tenant).org != change.org:
             raise ValueError(f"tenant {change.tenant} is not of organisation {change.org}")
-        self._keys[change.key_id] = _key_record(change)
+        limit = None if self._limits is None else self._limits.tenant_keys
+        self._keys.put(key_record(change), wall_ms=intent.wall_ms, limit=limit)
+        self._retire_ids(self._keys.forgotten)
 
     def _apply_to_publics(
         self,
@@ -158,7 +159,7 @@ class Draft:
             self._put_public(_approved(prefix, intent, self._person(intent)))
 
     def _person(self, intent: log.Intent) -> str:
-        return person_of(self._key(intent.actor), intent.actor)
+        return person_of(self._keys.get(intent.actor), intent.actor)
 
     def _raised(self, change: log.EpochRaised, rev: int) -> EpochTable:
         subject = self._known(change.subject)
@@ -210,9 +211,9 @@ class Draft:
         self._retire("tenant", tenant.name, tenant.tenant)
         self._tenants = {**self._tenants}
         del self._tenants[tenant.tenant]
-        for record in self._all_keys():
-            if record.tenant == tenant.tenant and not record.is_revoked:
-                self._keys[record.key_id] = replace(record, is_revoked=True)
+        for record in self._keys.of(tenant.tenant):
+            if not record.is_revoked:
+                self._keys.revoke(record)
 
     def _require_barred(self, subject: Subject, name: str) -> None:
         if subject not in self._table.barred:
@@ -240,9 +241,15 @@ class Draft:
 
     def _retire(self, kind: str, name: str, old_id: str) -> None:
         del self._own_names()[f"{kind}/{name}"]
+        self._retire_ids({old_id})
+
+    def _retire_ids(self, ids: set[str]) -> None:
+        """They are never given out again."""
+        if ids <= self._retired:
+            return
         if isinstance(self._retired, frozenset):
             self._retired = set(self._retired)
-        self._retired.add(old_id)
+        self._retired |= ids
 
     # The tables are the base's own until the first change; then they are ours to write.
 
@@ -282,17 +289,6 @@ class Draft:
             raise ValueError(f"there is no tenant {tenant}")
         return self._tenants[tenant]
 
-    def _key(self, key_id: str) -> KeyRecord | None:
-        return self._keys.get(key_id) or self._base.keys.get(key_id)
-
-    def _all_keys(self) -> list[KeyRecord]:
-        return list(({record.key_id: record for record in self._base.keys} | self._keys).values())
-
-    def _key_book(self) -> KeyBook:
-        if len(self._keys) == 1:
-            return self._base.keys.replaced(next(iter(self._keys.values())))
-        return KeyBook(self._all_keys()) if self._keys else self._base.keys
-
 
 def _require(count: int, limit: int, what: str) -> None:
     if count > limit:
@@ -324,59 +320,6 @@ def _require_room(table: EpochTable, subject: Subject, limits: Limits, *, bars: 
             f"{len(kinds)} subjects were revoked or invalidated, at most {limits.raised} may: do"
             " it to the fleet"
         )
-
-
-def _key_record(change: log.KeyAdded) -> KeyRecord:
-    return KeyRecord(
-        key_id=change.key_id,
-        org=change.org,
-        tenant=change.tenant,
-        user=change.user,
-        roles=frozenset(Role(role) for role in change.roles),
-        models=None if change.models is None else frozenset(change.models),
-        adapters=None if change.adapters is None else frozenset(change.adapters),
-        not_before_ms=change.not_before_ms,
-        not_after_ms=change.not_after_ms,
-        key_class=change.key_class,
-        quota_class=change.quota_class,
-        default_scope=ScopeKind(change.default_scope),
-        secret_hash=change.secret_hash,
-    )
-
-
-def key_added(record: KeyRecord) -> log.KeyAdded:
-    """The change that adds this key."""
-    return log.KeyAdded(
-        key_id=record.key_id,
-        org=record.org,
-        tenant=record.tenant,
-        user=record.user,
-        roles=tuple(sorted(role.value for role in record.roles)),
-        models=None if record.models is None else tuple(sorted(record.models)),
-        adapters=None if record.adapters is None else tuple(sorted(record.adapters)),
-        not_before_ms=record.not_before_ms,
-        not_after_ms=record.not_after_ms,
-        key_class=record.key_class,
-        quota_class=record.quota_class,
-        default_scope=_scope_name(record.default_scope),
-        secret_hash=record.secret_hash,
-    )
-
-
-def _scope_name(kind: ScopeKind) -> log.ScopeName:
-    match kind:
-        case ScopeKind.PUBLIC:
-            raise ValueError("a key has no public scope")
-        case ScopeKind.NONE:
-            return "none"
-        case ScopeKind.SESSION:
-            return "session"
-        case ScopeKind.USER:
-            return "user"
-        case ScopeKind.TENANT:
-            return "tenant"
-        case ScopeKind.ORG:
-            return "org"
 
 
 def token_digest(tokens: bytes) -> bytes:
