@@ -28,9 +28,11 @@ from trunkline.control.changes import (
     KeyAdded,
     KeyRevoked,
     OrgAdded,
+    PublicWithdrawn,
     TenantAdded,
     encode_entry,
 )
+from trunkline.control.draft import KEPT_ENDED_PUBLICS
 from trunkline.control.key_shelf import KEPT_ENDED_KEYS
 from trunkline.control.memory_store import MemoryStore
 from trunkline.control.registry import Registry
@@ -168,13 +170,14 @@ def test_of_keys_that_ended_the_latest_are_kept_and_no_id_is_given_out_again() -
         store = MemoryStore()
         registry = await Registry.load(store, HandClock())
         await commit_all(registry, ORG, TENANT, a_key(1))
+        last = a_key(3 * KEPT_ENDED_KEYS)
         for number in range(2, 3 * KEPT_ENDED_KEYS):
             await commit_all(registry, a_key(number), KeyRevoked(key_id=a_key(number).key_id))
-        await commit_all(registry, a_key(number + 1))
+        await commit_all(registry, last)
         for book in (registry.book, (await Registry.load(store, HandClock())).book):
             assert KEPT_ENDED_KEYS < len(book.keys) < KEPT_ENDED_KEYS + 40
             assert book.key(a_key(2).key_id) is None
-            for good in (a_key(1), a_key(number + 1)):
+            for good in (a_key(1), last):
                 assert book.key(good.key_id) is not None, "however old"
         with pytest.raises(ChangeRefused, match="taken"):
             await commit_all(registry, a_key(2))
@@ -219,5 +222,50 @@ def test_a_replay_takes_the_revocation_of_a_key_that_it_has_forgotten_already() 
         entry = Entry(change=KeyRevoked(key_id=ends.key_id), intent=late)
         await store.append(registry.rev, encode_entry(entry))
         assert (await Registry.load(store, HandClock())).rev == registry.rev + 1
+
+    run(scenario())
+
+
+def test_public_prefixes_that_ran_out_or_were_withdrawn_take_no_room_and_no_name() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        registry = await Registry.load(store, HandClock(), limits=Limits(publics=2))
+        ends_ms = WALL_MS + 1_000
+        short = msgspec.structs.replace(a_prefix(50, "short"), not_after_ms=ends_ms)
+        await commit_all(registry, ORG, short, a_prefix(51, "long"))
+        with pytest.raises(ChangeRefused, match="at most 2"):
+            await commit_all(registry, a_prefix(52, "third"))
+        with pytest.raises(ChangeRefused, match="exists"):
+            await commit_all(registry, a_prefix(52, "short"))
+        late = intent(wall_ms=ends_ms)
+        await registry.commit(a_prefix(52, "short"), late)
+        with pytest.raises(ChangeRefused, match="at most 2"):
+            await registry.commit(a_prefix(53, "third"), late)
+        await registry.commit(PublicWithdrawn(public_id=an_id(51)), late)
+        await registry.commit(a_prefix(53, "third"), late)
+        for book in (registry.book, (await Registry.load(store, HandClock())).book):
+            assert book.names["public/short"] == an_id(52)
+            assert book.publics[an_id(50)].is_withdrawn
+            assert list(book.publics) == [an_id(number) for number in (50, 51, 52, 53)]
+        with pytest.raises(ChangeRefused, match="no public prefix"):
+            await registry.commit(PublicWithdrawn(public_id=an_id(50)), late)
+
+    run(scenario())
+
+
+def test_of_public_prefixes_that_ended_the_latest_are_kept_and_no_id_is_given_out_again() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        registry = await Registry.load(store, HandClock())
+        await commit_all(registry, ORG, a_prefix(9, "stays"))
+        for number in range(10, 2 * KEPT_ENDED_PUBLICS + 10):
+            withdrawn = PublicWithdrawn(public_id=an_id(number))
+            await commit_all(registry, a_prefix(number, "comes-and-goes"), withdrawn)
+        for book in (registry.book, (await Registry.load(store, HandClock())).book):
+            assert len(book.publics) == 1 + KEPT_ENDED_PUBLICS + 1
+            assert an_id(9) in book.publics
+            assert an_id(10) not in book.publics
+        with pytest.raises(ChangeRefused, match="given out before"):
+            await commit_all(registry, a_prefix(10, "again"))
 
     run(scenario())

@@ -29,6 +29,7 @@ class Limits:
     tenant_keys: int = 1_000
     """Keys of one tenant that are good, or will be."""
     publics: int = 1_000
+    """That have not ended."""
     raised_users: int = 1_000
     """Users of one tenant that were ever raised; to revoke them, as many again."""
     raised_names: int = 30_000
@@ -98,10 +99,14 @@ class PublicPrefix:
     reason: str = ""
     is_withdrawn: bool = False
 
+    def has_ended(self, wall_ms: float) -> bool:
+        """Whether it can never be used again."""
+        return self.is_withdrawn or wall_ms >= self.not_after_ms
+
     def is_live(self, wall_ms: float) -> bool:
         """Whether it may be used at this wall time."""
         is_approved = len(self.approvers) >= APPROVERS_NEEDED
-        return is_approved and not self.is_withdrawn and wall_ms < self.not_after_ms
+        return is_approved and not self.has_ended(wall_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +118,7 @@ class Book:
     """By id; so for the others."""
     tenants: Mapping[str, Tenant] = field(default_factory=dict[str, Tenant])
     publics: Mapping[str, PublicPrefix] = field(default_factory=dict[str, PublicPrefix])
-    """Withdrawn ones included: their ids are taken."""
+    """The latest of those that ended included."""
     keys: KeyBook = field(default_factory=KeyBook)
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """`org/x`, `tenant/x`, `public/x` -> id."""

@@ -28,6 +28,9 @@ from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
 
 MAX_PUBLIC_DAYS = 90
+KEPT_ENDED_PUBLICS = 100
+"""Public prefixes that ran out or were withdrawn, to be shown in lists; the oldest go first."""
+
 _DAY_MS = 86_400_000
 _MADE_UP = frozenset(
     {SubjectKind.USER, SubjectKind.KEY_CLASS, SubjectKind.MODEL, SubjectKind.ADAPTER}
@@ -144,11 +147,11 @@ class Draft:
             self._org(change.owner)
             for org in change.audience or ():
                 self._org(org)
-            prefix = replace(_proposed(change, intent), people=(self._person(intent),))
-            self._take_name("public", change.name, change.public_id)
-            self._put_public(prefix)
+            self._propose(_proposed(change, intent), intent)
             return
         prefix = self._publics.get(change.public_id)
+        if prefix is None and self._limits is None and change.public_id in self._retired:
+            return  # an earlier version kept it longer
         if prefix is None or prefix.is_withdrawn:
             raise ValueError(f"there is no public prefix {change.public_id}")
         if isinstance(change, log.PublicWithdrawn):
@@ -157,6 +160,28 @@ class Draft:
             self._put_public(replace(prefix, is_withdrawn=True))
         elif self._limits is not None or self._person(intent) not in prefix.people:
             self._put_public(_approved(prefix, intent, self._person(intent)))
+
+    def _propose(self, prefix: PublicPrefix, intent: log.Intent) -> None:
+        """What ran out or was withdrawn gives its place to the new one, and its name."""
+        namesake = self._publics.get(self._names.get(f"public/{prefix.name}", ""))
+        if namesake is not None and intent.wall_ms >= namesake.not_after_ms:
+            del self._own_names()[f"public/{prefix.name}"]
+            self._put_public(replace(namesake, is_withdrawn=True))
+        self._take_name("public", prefix.name, prefix.public_id)
+        ended = [p for p in self._publics.values() if p.has_ended(intent.wall_ms)]
+        for oldest in ended[: max(0, len(ended) - KEPT_ENDED_PUBLICS)]:
+            self._forget_public(oldest)
+        self._put_public(replace(prefix, people=(self._person(intent),)))
+        if self._limits is not None:
+            in_use = sum(not p.has_ended(intent.wall_ms) for p in self._publics.values())
+            _require(in_use, self._limits.publics, "public prefixes")
+
+    def _forget_public(self, prefix: PublicPrefix) -> None:
+        self._publics = {**self._publics}
+        del self._publics[prefix.public_id]
+        if self._names.get(f"public/{prefix.name}") == prefix.public_id:
+            del self._own_names()[f"public/{prefix.name}"]
+        self._retire_ids({prefix.public_id})
 
     def _person(self, intent: log.Intent) -> str:
         return person_of(self._keys.get(intent.actor), intent.actor)
@@ -276,8 +301,6 @@ class Draft:
         if self._publics is self._base.publics or not isinstance(self._publics, dict):
             self._publics = dict(self._publics)
         self._publics[prefix.public_id] = prefix
-        if self._limits is not None:
-            _require(len(self._publics), self._limits.publics, "public prefixes")
 
     def _org(self, org: str) -> Org:
         if org not in self._orgs:
