@@ -232,8 +232,14 @@ def _public_propose(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the exact token ids: a JSON array, or numbers with blanks between; whole blocks",
     )
-    add("--block-tokens", required=True, type=int, metavar="N", help="tokens of one block")
-    add("--model", required=True, metavar="NAME")
+    add(
+        "--block-tokens",
+        required=True,
+        type=int,
+        metavar="N",
+        help="tokens of one block, as the workers have them (block_tokens in GET /workers)",
+    )
+    add("--model", required=True, metavar="NAME", help="of which model they are token ids")
     add("--owner", required=True, metavar="ORG", help="the organisation that answers for it")
     add("--audience", required=True, metavar="WHO", help="all, or organisations: acme,globex")
     add("--expires", default="30d", metavar="TIME", help=f"{_DURATIONS}, at most 90d [30d]")
