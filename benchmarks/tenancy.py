@@ -42,7 +42,7 @@ from trunkline.config import (
     UpstreamConfig,
 )
 from trunkline.control.changes import Intent, OrgAdded, TenantAdded, TenantPolicySet
-from trunkline.control.draft import key_added
+from trunkline.control.key_shelf import key_added
 from trunkline.core.credentials import KeyRecord, draw_key, secret_hash_under
 from trunkline.core.fleet import WorkerState
 from trunkline.core.identity import ScopeKind

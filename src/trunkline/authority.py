@@ -13,11 +13,10 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trunkline.control.book import APPROVERS_NEEDED
 from trunkline.control.changes import EpochRaised, SubjectEnabled
 from trunkline.core.freshness import LeaseGrants
 from trunkline.core.principals import Principal
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from trunkline.control.revocation import Revoker
     from trunkline.core.credentials import SecretHash
     from trunkline.core.freshness import Order
+    from trunkline.core.identity import ModelIdentity
     from trunkline.gateway.allowance import Allowance
     from trunkline.gateway.front import Front
     from trunkline.gateway.namespaces import Namespaces
@@ -82,21 +82,28 @@ class Tenants:
             if book.publics is last[0]:
                 return  # most changes are to something else
             last[0] = book.publics
-            model = core.identity(1)
-            known: list[PublicPrefix] = []
-            for record in book.publics.values():
-                if len(record.approvers) < APPROVERS_NEEDED or record.is_withdrawn:
-                    continue
-                try:
-                    PublicBook([*known, prefix := prefix_of(record, model)])
-                except ValueError as error:
-                    self.log.error("public.left_out", prefix=record.name, why=str(error))
-                else:
-                    known.append(prefix)
-            publics.swap(PublicBook(known))
+            wall_ms = self.clock.wall() * 1_000.0
+            publics.swap(PublicBook(publics_in_use(book, core.identity(1), wall_ms, self.log)))
 
         take_in(self.registry.book)
         self.registry.subscribe(lambda committed: take_in(committed.book))
+
+
+def publics_in_use(
+    book: Book, model: ModelIdentity, wall_ms: float, log: EventLog
+) -> list[PublicPrefix]:
+    """What is registered, approved and has not ended, as the data plane has it."""
+    known: list[PublicPrefix] = []
+    for record in book.publics.values():
+        if not record.is_live(wall_ms):
+            continue
+        try:
+            PublicBook([*known, prefix := prefix_of(record, model)])
+        except ValueError as error:
+            log.error("public.left_out", prefix=record.name, why=str(error))
+        else:
+            known.append(prefix)
+    return known
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +112,7 @@ class Authority:
 
     tenancy: Tenancy
     authenticator: Authenticator
-    root_key: bytes
+    root_key: bytes = field(repr=False)
     tenants: Tenants | None
     """None where everybody is one tenant."""
 
