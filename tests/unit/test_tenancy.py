@@ -224,11 +224,14 @@ def test_whose_default_is_a_session_may_still_wish_for_nothing_and_not_for_more(
     assert caught.value.refusal.code == "unknown_session"
 
 
-def test_a_session_that_is_named_without_a_wish_is_none_where_the_default_is_wider() -> None:
+def test_who_names_a_session_is_in_it_without_wishing_for_one() -> None:
     desk = Desk()
     name = desk.tenancy.begin_session(ALICE)
 
-    assert admitted(desk, ALICE, session=name).grant is admitted(desk, ALICE).grant
+    grant = admitted(desk, ALICE, session=name).grant
+
+    assert grant.scope is not None
+    assert grant.scope.session == name[:32]
 
 
 def test_grants_are_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:

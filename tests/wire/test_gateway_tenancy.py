@@ -114,6 +114,8 @@ async def test_a_session_is_named_by_the_gateway_and_worth_nothing_to_another() 
         assert scopes[0] == scopes[1]
         assert scopes[0].session
         assert "x-trunkline-session" not in again.headers
+        assert (await gateway.ask(of("alice", f"x-trunkline-session: {name}\r\n"))).status == 200
+        assert gateway.picker.requests[-1].grant.scope == scopes[0], "naming it is wishing it"
         fresh = await gateway.ask(of("alice", wish))
         assert fresh.headers["x-trunkline-session"] != name
         for stolen in (name[:-1] + "!", "x" * 64, ""):
@@ -134,6 +136,8 @@ async def test_a_caller_whose_default_is_a_session_is_told_its_name_unasked() ->
         assert (first.status, again.status) == (200, 200)
         assert scopes[0] == scopes[1]
         assert "x-trunkline-session" not in again.headers
+        assert (await gateway.ask(of("alice", f"x-trunkline-session: {name}\r\n"))).status == 200
+        assert gateway.picker.requests[-1].grant.scope == scopes[0], "naming it is wishing it"
 
 
 @wire

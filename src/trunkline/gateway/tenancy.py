@@ -155,8 +155,9 @@ class Tenancy:
         Raises ClientError as `admit` does.
         """
         known = ""
-        if wish is None and principal.default_scope is ScopeKind.SESSION:
-            wish = ScopeKind.SESSION
+        is_named = session is not None or principal.default_scope is ScopeKind.SESSION
+        if wish is None and is_named:
+            wish = ScopeKind.SESSION  # who names a session means it
         if wish is ScopeKind.SESSION:
             if session is None:
                 request.began_session = self.begin_session(principal)
