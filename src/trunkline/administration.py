@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from trunkline.administration_audit import AuditDesk
 from trunkline.administration_fleet import recorded
 from trunkline.administration_pace import KEY_CHANGES, RAISES, TenantPace, party_of
 from trunkline.administration_reach import (
@@ -27,24 +28,21 @@ from trunkline.administration_reach import (
 )
 from trunkline.administration_views import (
     key_view,
-    own_record,
     page_of,
     public_view,
     receipt_view,
     tenant_state,
     tenant_view,
-    verification_view,
 )
 from trunkline.control import changes as log
 from trunkline.control.audit import AuditLog
-from trunkline.control.audit_reader import AuditQuery, AuditReader, Record
+from trunkline.control.audit_reader import AuditReader
 from trunkline.control.book import Book, Check, PublicPrefix, Tenant
 from trunkline.control.draft import token_digest
 from trunkline.control.key_shelf import key_added
 from trunkline.control.ledger import Ledger, Recorded
 from trunkline.control.registry import Registry
 from trunkline.control.revocation import Revoker
-from trunkline.core.audit import read_checkpoint
 from trunkline.core.credentials import (
     KeyRecord,
     NewKey,
@@ -112,6 +110,7 @@ class Administration:
 
     def __init__(self, parts: AdministrationParts) -> None:
         self._parts = parts
+        self._desk = AuditDesk(lambda: self._book, parts.audit, parts.reader)
         self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_BURST, parts.clock.now())
         self._raises = TenantPace(RAISES, parts.clock)
         self._key_changes = TenantPace(KEY_CHANGES, parts.clock)
@@ -345,37 +344,11 @@ class Administration:
 
     # -- audit -----------------------------------------------------------------------------------
 
-    async def audit(self, call: Call, order: AuditOrder) -> AuditPageView:
-        query = AuditQuery(
-            limit=order.limit,
-            after_seq=order.after_seq,
-            kind=order.kind,
-            from_ms=order.from_ms,
-            to_ms=order.to_ms,
-        )
-        found = await self._parts.reader.page(query, self._shown_to(call))
-        return AuditPageView(
-            records=found.records, scanned_from=found.scanned_from, next_after=found.next_after
-        )
+    async def audit(self, call: Call, order: AuditOrder) -> AuditPageView | None:
+        return await self._desk.page(call, order)
 
     async def verify_audit(self, call: Call, checkpoint: object) -> VerificationView:
-        assert call.extent is Extent.FLEET
-        extra = [] if checkpoint is None else [read_checkpoint(checkpoint)]
-        return verification_view(await self._parts.reader.verify(extra))
-
-    def _shown_to(self, call: Call) -> Callable[[Record], Record | None]:
-        if call.extent is Extent.FLEET:
-            return lambda record: record
-        caller = call.caller.principal
-        assert caller is not None
-        assert call.extent is Extent.TENANT, "no table gives an organisation the audit log"
-        own = {record.key_id for record in self._book.keys if record.tenant == caller.tenant}
-        subjects = [f"tenant/{caller.tenant}", *(f"key/{key_id}" for key_id in own)]
-        # Users of whom nothing was ever raised are in no record.
-        users = [s for s in self._book.table.epochs if s.kind is SubjectKind.USER]
-        subjects += [str(s) for s in users if s.path.startswith(f"{caller.tenant}/")]
-        names = frozenset(self._parts.audit.pseudonym(subject) for subject in subjects)
-        return partial(own_record, subjects=names, keys=frozenset(own))
+        return await self._desk.verify(call, checkpoint)
 
     # -- public prefixes -------------------------------------------------------------------------
 

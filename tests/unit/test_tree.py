@@ -46,7 +46,8 @@ WIRING = {
     *("settings.py", "leaf.py", "reference.py"),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
-    *("administration_fleet.py", "administration_pace.py"),
+    *("administration_fleet.py", "administration_pace.py", "administration_audit.py"),
+    "audit_answers.py",
     *(
         "admin_client.py",
         "tenant_commands.py",

@@ -43,6 +43,8 @@ _RECENT_CHECKPOINTS = 100
 """
 REGISTRY_ACTION = "registry."
 """How the action of the one record begins that stands for one revision of the registry."""
+WANTED_ACTION = "wanted."
+"""How the action of a record begins that is of what somebody is about to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trunkline.control.audit import AuditLog
+from trunkline.control.audit import WANTED_ACTION, AuditLog
 from trunkline.control.sinks import Lane
 from trunkline.core.audit import (
     Checkpoint,
     Fault,
     Head,
     IsSigned,
+    Kind,
     Verification,
     read_head,
     read_record,
@@ -71,6 +72,10 @@ class AuditQuery:
     kind: str = ""
     from_ms: int | None = None
     to_ms: int | None = None
+    subjects: frozenset[str] | None = None
+    """Only records about these, as they stand under the audit key; None for all."""
+    has_wanted: bool = True
+    """Whether what was only wanted is among them: the record before a change that grants."""
 
     def is_met(self, record: Record) -> bool:
         wall_ms = record.get("ts_wall")
@@ -78,11 +83,12 @@ class AuditQuery:
         is_in_time = (self.from_ms is None or at_ms >= self.from_ms) and (
             self.to_ms is None or at_ms < self.to_ms
         )
-        return is_in_time and (not self.kind or record.get("kind") == self.kind)
-
-    @property
-    def is_filtered(self) -> bool:
-        return bool(self.kind) or self.from_ms is not None or self.to_ms is not None
+        is_about_it = self.subjects is None or record.get("scope_path_hmac") in self.subjects
+        is_only_wanted = record.get("kind") == Kind.INTENT.value and str(
+            record.get("action")
+        ).startswith(WANTED_ACTION)
+        is_of_kind = not self.kind or record.get("kind") == self.kind
+        return is_in_time and is_about_it and is_of_kind and (self.has_wanted or not is_only_wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

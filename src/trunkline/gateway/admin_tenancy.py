@@ -270,10 +270,14 @@ class _Tenancy:
     # -- audit -----------------------------------------------------------------------------------
 
     async def audit(self, request: Request) -> Response:
-        query = query_of(request, "limit", "after", "kind", "from_ms", "to_ms")
+        names = ("limit", "after", "kind", "from_ms", "to_ms", "subject", "wanted")
+        query = query_of(request, *names)
         kind = query.get("kind", "")
         if kind and kind not in _KINDS:
             raise HTTPException(400, f"kind is none of {', '.join(sorted(_KINDS))}")
+        wanted = query.get("wanted", "yes")
+        if wanted not in ("yes", "no"):
+            raise HTTPException(400, "wanted is yes or no")
 
         def bound(name: str) -> int | None:
             return whole_number(query, name, 0, 0, 2**53) if name in query else None
@@ -284,8 +288,11 @@ class _Tenancy:
             kind=kind,
             from_ms=bound("from_ms"),
             to_ms=bound("to_ms"),
+            subject=query.get("subject", ""),
+            has_wanted=wanted == "yes",
         )
-        return json_response(await self._backend.audit(call_of(request), order))
+        call = call_of(request)
+        return self._answer(call, await self._backend.audit(call, order))
 
     async def verify_audit(self, request: Request) -> Response:
         text = query_of(request, "checkpoint").get("checkpoint", "")

@@ -311,6 +311,10 @@ class AuditOrder:
     kind: str = ""
     from_ms: int | None = None
     to_ms: int | None = None
+    subject: str = ""
+    """Only what is about it (a tenant: and its keys and users); empty for all."""
+    has_wanted: bool = True
+    """Whether the records are among them that stand before a change, of what is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,7 +445,7 @@ class TenancyBackend(Protocol):
     async def receipts(self, call: Call, limit: int) -> Sequence[ReceiptView]: ...
     async def receipt(self, call: Call, rev: int) -> ReceiptView | None: ...
 
-    async def audit(self, call: Call, order: AuditOrder) -> AuditPageView: ...
+    async def audit(self, call: Call, order: AuditOrder) -> AuditPageView | None: ...
 
     async def verify_audit(self, call: Call, checkpoint: object) -> VerificationView:
         """`checkpoint`: one more to hold the log against, as JSON has it; None for none. Raises
