@@ -186,13 +186,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _administer(arguments: argparse.Namespace) -> int:
     """Any verb of `tenant_commands.COMMANDS`."""
-    from trunkline import tenant_answers
+    from trunkline import audit_answers, tenant_answers
     from trunkline.terminal import Terminal
 
     terminal = Terminal(environ=os.environ, out=sys.stdout, err=sys.stderr, wall_s=time.time)
     if arguments.command == "audit verify" and arguments.dir:
         found = _verified_files(arguments)
-        return tenant_answers.print_verification(arguments, found, terminal)
+        return audit_answers.print_verification(arguments, found, terminal)
     return tenant_answers.run(arguments, terminal)
 
 
@@ -201,7 +201,7 @@ def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as
     from dataclasses import asdict
     from pathlib import Path
 
-    from trunkline.adapters.audit_files import log_lines, read_checkpoints
+    from trunkline.adapters.audit_files import log_lines, read_checkpoints, segment_paths
     from trunkline.adapters.signing import Ed25519Check
     from trunkline.administration_views import verification_view
     from trunkline.control.audit_reader import SinkCheck
@@ -211,15 +211,21 @@ def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as
     folder, kept = Path(arguments.dir), arguments.from_checkpoint
     if not folder.is_dir():
         raise ConfigError(f"--dir {folder} is no folder")
+    if not segment_paths(folder) and segment_paths(folder / "audit"):
+        raise ConfigError(f"--dir {folder} is a state folder: give {folder / 'audit'}")
     if kept and not Path(kept).is_file():
         raise ConfigError(f"--from-checkpoint {kept} is no file")
     try:
-        check = Ed25519Check.from_file(Path(arguments.public_key)) if arguments.public_key else None
         checkpoints = read_checkpoints(Path(kept)) if kept else []
+        check = None
+        if arguments.public_key:
+            signers = {checkpoint.key_id for checkpoint in checkpoints}
+            check = Ed25519Check.from_file(Path(arguments.public_key), signers)
         found = verify(
             log_lines(folder),
             checkpoints=checkpoints,
             is_signed=None if check is None else check.is_signed,
+            key_id="" if check is None else check.key_id,
         )
     except (SinkDown, ValueError) as error:
         raise ConfigError(str(error)) from error
@@ -227,7 +233,9 @@ def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as
         raise ConfigError(f"--dir {folder} holds no audit log")
     if check is None:
         print("signatures were not checked: give --public-key", file=sys.stderr)
-    return asdict(verification_view([SinkCheck(sink=str(folder), found=found)]))
+    view = verification_view([SinkCheck(sink=str(folder), found=found)])
+    more = {"signatures_checked": check is not None, "newer_checkpoints": found.newer}
+    return asdict(view) | more
 
 
 def _version(_arguments: argparse.Namespace) -> int:

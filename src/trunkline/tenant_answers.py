@@ -11,12 +11,11 @@ import argparse
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-from trunkline import public_answers
+from trunkline import audit_answers, public_answers
 from trunkline.admin_client import KEY_VARIABLE, AdminClient, AdminRefused, Json
 from trunkline.errors import ConfigError, GatewayError
-from trunkline.leaf import read_bounded
 from trunkline.receipt_text import print_receipt
-from trunkline.terminal import Terminal, print_json, print_table, time_text, wall_ms_of
+from trunkline.terminal import Terminal, print_json, print_table, time_text
 from trunkline.words import (
     MAX_KEY_LIFE_S,
     MAX_RATE,
@@ -319,74 +318,6 @@ def _all_of(name: str, client: AdminClient, terminal: Terminal) -> list[Json]:
         return []
 
 
-# -- audit -----------------------------------------------------------------------------------------
-
-
-def _audit_show(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    query: Json = {
-        "limit": arguments.limit,
-        "after": arguments.after,
-        "kind": arguments.kind.upper(),
-        "from_ms": wall_ms_of(arguments.since, "--since"),
-        "to_ms": wall_ms_of(arguments.until, "--until"),
-    }
-    page = client.get("/audit", query)
-    if arguments.json:
-        return print_json(page, terminal)
-    rows = [
-        (
-            *(str(r["seq"]), time_text(r["ts_wall"]), r["kind"], r["action"], r["actor"] or "-"),
-            *(str(r["rev"] or "-"), r["result"] or "-", r["reason"] or "-"),
-        )
-        for r in page["records"]
-    ]
-    head = ("SEQ", "TIME", "KIND", "ACTION", "ACTOR", "REV", "RESULT", "REASON")
-    print_table(head, rows, terminal)
-    if page["next_after"] is not None:
-        terminal.note(f"more follow: --after {page['next_after']}")
-    elif arguments.after is None and page["scanned_from"] > 1:
-        terminal.note(f"looked at from record {page['scanned_from']} on; older ones: --after 0")
-    return OK
-
-
-def _audit_verify(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:
-    if arguments.public_key:
-        raise ConfigError("--public-key goes with --dir: a gateway checks by the key it signs with")
-    query: Json = {}
-    if arguments.from_checkpoint:
-        query["checkpoint"] = _newest_checkpoint(arguments.from_checkpoint)
-    return print_verification(arguments, client.get("/audit/verify", query), terminal)
-
-
-def print_verification(arguments: argparse.Namespace, found: Json, terminal: Terminal) -> int:
-    """The outcome of a check; exit code 1 where the log is not what was written."""
-    code = OK if found["sound"] else FAILED
-    if arguments.json:
-        print_json(found, terminal)
-        return code
-    if found["sound"]:
-        terminal.say(
-            f"sound: records {found['first_seq']} to {found['last_seq']}, held against"
-            f" {found['checkpoints']} signed checkpoints\n"
-            f"  the last one is {found['last_hash']}"
-        )
-    else:
-        terminal.say(f"NOT SOUND at record {found['fault_seq']}: {found['fault']}")
-    for sink in found["sinks"]:
-        why = f" ({sink['why']})" if sink["why"] else ""
-        terminal.say(f"  {sink['sink']}: {sink['state']}{why}")
-    return code
-
-
-def _newest_checkpoint(path: str) -> str:
-    """The last whole line of a file of checkpoints."""
-    raw, _ = read_bounded(path, MAX_CHECKPOINTS_BYTES, "--from-checkpoint: file")
-    lines = [line for line in raw.split(b"\n")[:-1] if line.strip()]
-    if not lines or not lines[-1].isascii() or len(lines[-1]) > 4_096:
-        raise ConfigError(f"{path} holds no checkpoint")
-    return lines[-1].decode("ascii")
-
-
 def _part(name: str) -> str:
     """A name as one part of a path."""
     return quote(name, safe="")
@@ -428,8 +359,8 @@ _RUNS: Mapping[str, Run] = {
     "invalidate": _revoke,
     "enable": _enable,
     "revocations": _revocations,
-    "audit show": _audit_show,
-    "audit verify": _audit_verify,
+    "audit show": audit_answers.show,
+    "audit verify": audit_answers.verify,
     "public propose": public_answers.propose,
     "public approve": public_answers.approve,
     "public list": public_answers.show_all,

@@ -205,6 +205,17 @@ def _audit_show(parser: argparse.ArgumentParser) -> None:
     add("--kind", default="", metavar="KIND", help="INTENT, OUTCOME, ERASED, KEY, REFUSED, ...")
     add("--since", metavar="TIME", help="not before 2026-01-31 or 2026-01-31T12:00:00+00:00")
     add("--until", metavar="TIME", help="before this time")
+    add(
+        "--subject",
+        default="",
+        metavar="SUBJECT",
+        help="what is about tenant/acme (its keys and users too), user/acme/alice, key/ID, ...",
+    )
+    add(
+        "--all",
+        action="store_true",
+        help="also what was wanted, before each change that grants [only what came of it]",
+    )
 
 
 def _audit_verify(parser: argparse.ArgumentParser) -> None:
@@ -215,7 +226,12 @@ def _audit_verify(parser: argparse.ArgumentParser) -> None:
         help="hold it against these signed checkpoints, kept in a second place: shows a log that"
         " was cut or written anew",
     )
-    add("--dir", metavar="FOLDER", help="the files of a log, without asking any gateway")
+    add(
+        "--dir",
+        metavar="FOLDER",
+        help="the files of a log, without asking any gateway; of a copy that was taken while the"
+        " gateway ran, the checkpoints have to be copied first",
+    )
     add(
         "--public-key",
         metavar="FILE",
@@ -369,6 +385,7 @@ COMMANDS: Mapping[str, Command] = {
         usage="[options]",
         examples=(
             "trunkline audit show --limit 20",
+            "trunkline audit show --subject tenant/acme",
             "trunkline audit show --kind KEY --since 2026-01-31 --json",
         ),
         flags=_audit_show,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -28,12 +29,24 @@ class Ed25519Check:
         self._key = Ed25519PublicKey.from_public_bytes(public_key)
 
     @classmethod
-    def from_file(cls, path: Path) -> Ed25519Check:
-        """The public key that `Ed25519Signer` wrote. Raises ValueError that names the file."""
+    def from_file(cls, path: Path, signers: Collection[str] = ()) -> Ed25519Check:
+        """The public key that `Ed25519Signer` wrote. Raises ValueError that names the file.
+
+        Both halves look alike. With the ids of keys that are known to have signed, or with the
+        public half beside it, a secret one is known for what it is.
+        """
         try:
-            return cls(bytes.fromhex(path.read_text("ascii").strip()))
+            content = bytes.fromhex(path.read_text("ascii").strip())
+            check = cls(content)
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} holds no public key: {error}") from error
+        public_path = path.with_name(path.name + ".pub")
+        if Ed25519Signer(content).key_id in {*signers, _text_of(public_path)}:
+            raise ValueError(
+                f"{path} holds the private key: a check takes the public one ({public_path.name});"
+                " whoever has the private one can forge checkpoints"
+            )
+        return check
 
     def is_signed(self, message: bytes, signature: bytes) -> bool:
         try:
@@ -41,6 +54,13 @@ class Ed25519Check:
         except InvalidSignature:
             return False
         return True
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 class Ed25519Signer:
