@@ -27,6 +27,9 @@ MAX_MENDINGS = 8
 """Since start: workers may each know more than those before. Two gateways that raise each other's
 revisions at one worker end here."""
 
+MAX_NAMED = 4_096
+"""Workers that are remembered as named already; at the bound they are named once more."""
+
 RETRY_S = 5.0
 
 
@@ -62,6 +65,8 @@ class BackupWatch:
         lost = rev - registry.rev
         if lost > MAX_TOLD_AHEAD or self.mendings >= MAX_MENDINGS:
             if witness not in self._refused:
+                if len(self._refused) >= MAX_NAMED:
+                    self._refused.clear()
                 self._refused.add(witness)
                 self._log.error(
                     "registry.behind",
