@@ -455,7 +455,9 @@ async def _open_audit(ground: _Ground) -> tuple[AuditLog, AuditReader]:
             "audit.down", why=audit.health().trouble, meaning="nothing can be granted until it is"
         )
     ground.stack.push_async_callback(audit.close)
-    return audit, AuditReader(audit, keeper=keeper, is_signed=signer.is_signed)
+    return audit, AuditReader(
+        audit, keeper=keeper, is_signed=signer.is_signed, key_id=signer.key_id
+    )
 
 
 async def _open_tokens(ground: _Ground, policies: Policies) -> JwtTokens | None:

@@ -98,3 +98,20 @@ def test_a_copy_that_somebody_wrote_into_is_set_aside_at_the_next_start(tmp_path
     run(play)
     assert list(log_lines(state / "audit")) == list(log_lines(state / "audit-copy"))
     assert (state / "audit-copy" / "diverged-1").is_dir()
+
+
+def test_a_log_that_another_key_signed_is_not_called_forged(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state) as tenants:
+            await add_org(tenants, 1)
+        for path in (state / "secrets").glob("audit-sign.key*"):
+            path.unlink()
+        async with opened(state) as tenants:
+            first, _ = await tenants.administration._parts.reader.verify()
+            assert first.found is not None
+            assert first.found.fault is not None
+            assert "signed by another key" in first.found.fault.reason
+
+    run(play)

@@ -267,15 +267,15 @@ class AuditLog:
         kept = await self._newest_kept()
         try:
             head = await self._lanes.establish(partial(self._dispute, kept or ()))
-            self._refusal = ""
+            was_refused, self._refusal = bool(self._refusal), ""
         except Disputed as error:
             self._refusal = self._remedy(error.reasons[0], kept or ())
             raise AuditDown(self._refusal) from error
         marks_count = await self._recall(head)
         self._is_established = True
-        if kept is not None and not kept and marks_count > 1:
-            # It was signed and nothing of that is kept (one alone may be cut off by a crash):
-            # whoever reads the log is to know.
+        if kept is not None and not kept and (was_refused or marks_count > 1):
+            # It was signed and nothing of that is kept (of one mark alone a crash may have cut off
+            # the copy): whoever reads the log is to know.
             self._pending.appendleft(
                 AuditEvent(kind=Kind.OUTCOME, action="audit.checkpoints_gone", actor="audit")
             )
@@ -310,12 +310,11 @@ class AuditLog:
 
     def _remedy(self, reason: str, kept: Sequence[Checkpoint]) -> str:
         """What an operator does about a log that the kept checkpoints contradict."""
-        place, seq = self._keeper.name, max(c.head.seq for c in kept)
-        return (
-            f"the audit log is not gone on with: {reason}. Either put a copy of the log back that"
-            f" has record {seq} as it was signed; or go on with the log as it is, without that"
-            f" proof: mv {place} {place}.disputed. No restart is needed"
-        )
+        place, seq = self._keeper.name, kept[0].head.seq
+        go_on = f"go on with the log as it is, without that proof: mv {place} {place}.disputed"
+        if all(checkpoint.head == kept[0].head for checkpoint in kept):
+            go_on = f"put a copy of the log back that has record {seq} as it was signed; or {go_on}"
+        return f"the audit log is not gone on with: {reason}. Remedy: {go_on}. No restart is needed"
 
     async def _recall(self, head: Head) -> int:
         """From the end of the log: the last checkpoint, and up to where the registry is told of.

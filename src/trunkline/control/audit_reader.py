@@ -105,7 +105,13 @@ class AuditPage:
 class AuditReader:
     """Of one log. `shown(record)` below is what of a record may be shown; None for nothing."""
 
-    def __init__(self, log: AuditLog, *, keeper: CheckpointKeeper, is_signed: IsSigned) -> None:
+    def __init__(
+        self, log: AuditLog, *, keeper: CheckpointKeeper, is_signed: IsSigned, key_id: str = ""
+    ) -> None:
+        """With `key_id`, of the key that `is_signed` goes by, another one's signature is told from
+        a forged one.
+        """
+        self._key_id = key_id
         self._log = log
         self._keeper = keeper
         self._is_signed = is_signed
@@ -179,7 +185,7 @@ class AuditReader:
                 last_seq, due = _last_seq(lines), list[Checkpoint]()
                 while waiting and waiting[0].head.seq <= last_seq:
                     due.append(waiting.popleft())
-                step = verify(lines, checkpoints=due, is_signed=self._is_signed, start=head)
+                step = self._verified(lines, due, head)
                 begin, head = begin or step.start, step.head
                 met += step.checkpoints
                 if step.fault is not None:
@@ -187,9 +193,20 @@ class AuditReader:
         except _Unreadable as error:
             fault = Fault(seq=error.seq, reason="the line is no record, or cannot be read")
             return _verified(begin or Head(), head or Head(), met, fault)
-        rest = verify((), checkpoints=waiting, is_signed=self._is_signed, start=head)
+        rest = self._verified((), waiting, head)
         fault = rest.fault or (None if end is None else _fault_at_end(rest.head, end))
         return _verified(begin or Head(), rest.head, met + rest.checkpoints, fault)
+
+    def _verified(
+        self, lines: Sequence[bytes], checkpoints: Sequence[Checkpoint], start: Head | None
+    ) -> Verification:
+        return verify(
+            lines,
+            checkpoints=checkpoints,
+            is_signed=self._is_signed,
+            start=start,
+            key_id=self._key_id,
+        )
 
     async def _kept(self) -> list[Checkpoint]:
         try:
