@@ -135,6 +135,8 @@ def test_a_wrong_key_a_private_key_and_no_key_are_said_to_be(
     for path in (files / "sign.key", moved):
         code, page = verified(capsys, files / "audit", *given, "--public-key", str(path))
         assert (code, "holds the private key" in page) == (cli.MISUSED, True), page
+    beside = ["--public-key", str(files / "sign.key")]
+    assert "holds the private key" in verified(capsys, files / "audit", *beside)[1], "by its half"
     code, page = verified(capsys, files / "audit", *given)
     assert code == 0
     assert "2 checkpoints, whose signatures nobody checked" in page
