@@ -152,3 +152,11 @@ def test_an_organisation_that_opted_in_shares_by_default_and_may_narrow() -> Non
     assert not wide.tenant
     assert own is not None
     assert own.tenant == "t1"
+
+
+def test_what_happened_to_others_need_not_have_been_seen() -> None:
+    other = Subject(kind=SubjectKind.TENANT, path="t2")
+    table = EpochTable().raised(TENANT, 1, rev=1, bars=False).raised(other, 1, rev=2, bars=True)
+
+    assert table.admit(ACME, "m").min_rev == 1
+    assert table.advanced(rev=3).admit(ACME, "m").min_rev == 1

@@ -267,7 +267,7 @@ class Echo:
 
 def refused_or_stripped(reply: httpx.Response, arrived: bytes) -> str:
     """What is wrong with how it was treated; empty for nothing."""
-    if reply.status_code == 400:
+    if reply.status_code in (400, 403):  # 403: a session that is not theirs
         return "" if not arrived else "refused, and it arrived"
     if reply.status_code != 200:
         return f"status {reply.status_code}"

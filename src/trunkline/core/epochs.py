@@ -61,7 +61,11 @@ class Admission:
     epochs: Epochs
     """By every part of the principal, whatever the scope: what the exit fence goes by."""
     rev: int
-    """The `changed_rev` of the table: who holds a copy of it must have seen this much."""
+    """The `changed_rev` of the table."""
+    min_rev: int = 0
+    """When one of its parts was last raised: who holds a copy of the table must have seen this
+    much. What happened to others since is nothing to it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,8 @@ class EpochTable:
     """Subjects that were never raised are not in it: their epoch is 0."""
     barred: frozenset[Subject] = frozenset()
     """Revoked and not enabled again: new requests are refused."""
+    raised_at: Mapping[Subject, int] = field(default_factory=dict[Subject, int])
+    """The revision in which each subject was raised last."""
     fences: Mapping[Subject, int] = field(default_factory=dict[Subject, int])
     """The epoch of each subject's last revocation: what was admitted below it may not go out."""
 
@@ -88,7 +94,15 @@ class EpochTable:
         barred = self.barred | {subject} if bars else self.barred
         fences = {**self.fences, subject: epoch} if bars else self.fences
         epochs = {**self.epochs, subject: epoch}
-        return replace(self._at(rev), changed_rev=rev, epochs=epochs, barred=barred, fences=fences)
+        raised_at = {**self.raised_at, subject: rev}
+        return replace(
+            self._at(rev),
+            changed_rev=rev,
+            epochs=epochs,
+            raised_at=raised_at,
+            barred=barred,
+            fences=fences,
+        )
 
     def enabled(self, subject: Subject, *, rev: int) -> EpochTable:
         """The table after a revoked subject was enabled again; its epoch stays raised."""
@@ -107,7 +121,16 @@ class EpochTable:
         for subject in subjects:
             if subject in self.barred:
                 raise PermissionError(subject.kind.value)
-        return Admission(subjects=subjects, epochs=self.epochs_of(subjects), rev=self.changed_rev)
+        return self.admission(subjects)
+
+    def admission(self, subjects: tuple[Subject, ...]) -> Admission:
+        """What stands on these parts, as they are now."""
+        return Admission(
+            subjects=subjects,
+            epochs=self.epochs_of(subjects),
+            rev=self.changed_rev,
+            min_rev=max((self.raised_at.get(subject, 0) for subject in subjects), default=0),
+        )
 
     def epochs_of(self, subjects: tuple[Subject, ...]) -> Epochs:
         """The present epochs of the parts of one scope path."""

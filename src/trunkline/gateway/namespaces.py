@@ -209,7 +209,7 @@ def _ticket(
     told: dict[str, object] = {
         "ns": tag,
         "epochs": [getattr(epochs, kind.value) for kind in SubjectKind],
-        "rev": grant.admission.rev,
+        "rev": grant.admission.min_rev,
         "tenant": grant.principal.tenant,
         "subjects": [str(subject) for subject in subjects],
     }

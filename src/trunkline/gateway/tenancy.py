@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trunkline.core.epochs import (
-    Admission,
     EpochTable,
     Subject,
     SubjectKind,
@@ -271,7 +270,7 @@ class Tenancy:
         return Grant(
             principal=FILLER,
             scope=scope,
-            admission=Admission(subjects=subjects, epochs=epochs, rev=self._table.changed_rev),
+            admission=self._table.admission(subjects),
             epochs=epochs,
             domain=domain_of(scope, epochs),
             sees_decisions=False,
