@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from leases_broken import AcksAtOnce, GrantsBelowTheFloor, GrantsWithoutMargin, LowersRevisions
 from revocation_world import World, again, played
-from virtual_loop import VirtualLoop
 
+from leases_broken import AcksAtOnce, GrantsBelowTheFloor, GrantsWithoutMargin, LowersRevisions
 from trunkline.core.freshness import LEASE_TTL_MS, LeaseGrants, grant_ms
 from trunkline.core.records import BootInstant
+from virtual_loop import VirtualLoop
 
 SCHEDULES = 10_000
 COMMIT_MS = 12.0

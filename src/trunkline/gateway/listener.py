@@ -132,8 +132,8 @@ class Door(Protocol):
 class Guard:
     """Who comes in. `/health` is open; `/heartbeat` checks for itself, by the worker's key.
 
-    The admin key is the operator, and so is, without one, whoever reaches the port and names
-    nobody. A text that looks like an API key is always taken for one.
+    The admin key is the operator, and so is, without one, whoever reaches the port and brings no
+    credential: where there are API keys, a wrong one is refused rather than taken for none.
     """
 
     def __init__(self, app: ASGIApp, *, key: str, door: Door | None) -> None:
@@ -162,7 +162,8 @@ class Guard:
         request_id = _request_id(headers)
         authorization = headers.get("authorization", "").encode("latin-1")
         is_key = authorization.partition(b" ")[2].lstrip(b" ").startswith(_API_KEY)
-        is_named = is_key and self._door is not None
+        # Whoever brings a credential is who it says, or nobody: a mistyped key is no operator's.
+        is_named = authorization != b"" and self._door is not None
         if is_bearer(headers, self._key) and (self._key or not is_named):
             return Caller(principal=None, source=source, request_id=request_id)
         if self._door is None:
