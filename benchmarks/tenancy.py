@@ -129,7 +129,8 @@ async def _fill_registry(authority: Authority, keys: int, folder: Path) -> None:
             default_scope=ScopeKind.TENANT,
         )  # fmt: skip
         await tenants.registry.commit(key_added(record), intent)
-    while tenants.audit.audited_rev < tenants.registry.rev:  # or its writing is measured too
+    # Or its writing is measured too.
+    while tenants.audit.audited_rev < tenants.registry.rev:  # noqa: ASYNC110  # tells nobody
         await asyncio.sleep(0.1)
 
 
