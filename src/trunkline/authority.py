@@ -204,21 +204,7 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     holdings = await _open_holdings(ground, registry, grants, watch)
     revoker = await _open_revoker(ground, registry, ledger, grants, holdings, here)
 
-    def take_in(committed: Committed) -> None:
-        if isinstance(committed.change, EpochRaised | SubjectEnabled):
-            kind = committed.change.subject.partition("/")[0]
-            ground.log.warning(
-                "access.changed", rev=committed.rev, kind=kind, by=committed.intent.actor
-            )
-        door.policies.swap(committed.book)
-        door.credentials.swap(committed.book.keys)
-        door.tenancy.swap(committed.book.table)
-        grants.raise_floor(committed.book.table.changed_rev)
-        holdings.renew()
-
-    door.tenancy.swap(registry.table)
-    door.tenancy.as_of_now = door.policies.applied
-    registry.subscribe(take_in)
+    _follow_registry(ground, registry, door, grants, holdings)
     for work in (_keep_ledger(ledger, ground.log), watch.run(registry, revoker)):
         ground.stack.callback(asyncio.create_task(work).cancel)
     revoker.begin(
@@ -255,6 +241,28 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
             administration=administration,
         ),
     )
+
+
+def _follow_registry(
+    ground: _Ground, registry: Registry, door: _Door, grants: LeaseGrants, holdings: Holdings
+) -> None:
+    """What is committed is in force at this door, and in what workers are granted, at once."""
+
+    def take_in(committed: Committed) -> None:
+        if isinstance(committed.change, EpochRaised | SubjectEnabled):
+            kind = committed.change.subject.partition("/")[0]
+            ground.log.warning(
+                "access.changed", rev=committed.rev, kind=kind, by=committed.intent.actor
+            )
+        door.policies.swap(committed.book)
+        door.credentials.swap(committed.book.keys)
+        door.tenancy.swap(committed.book.table)
+        grants.raise_floor(committed.book.table.changed_rev)
+        holdings.renew()
+
+    door.tenancy.swap(registry.table)
+    door.tenancy.as_of_now = door.policies.applied
+    registry.subscribe(take_in)
 
 
 async def _open_door(ground: _Ground, book: Book) -> _Door:

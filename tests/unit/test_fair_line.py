@@ -356,79 +356,89 @@ def test_who_left_in_this_turn_is_passed_over_and_the_next_one_goes() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_ten_thousand_ends_of_every_kind_leave_nothing_behind(seed: int) -> None:
-    """Starts, first bytes, ends, failures, retries, clients that leave, time-outs, workers that
-    come and go, 2,500 steps a seed.
-    """
-    dice = random.Random(seed)
+class Storm:
+    """Starts, first bytes, ends, retries, leavers, time-outs, workers that come and go, drawn."""
 
-    async def run() -> Counter[str]:
-        desk = Desk(W0, W1, room_ms=15.0, max_waiting=20, max_waiting_per_tenant=8,
-                    max_wait_ms=150.0)  # fmt: skip
-        live: list[Pick] = []
-        waiting: list[asyncio.Task[Pick]] = []
-        seen: Counter[str] = Counter()
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.desk = Desk(
+            W0, W1, room_ms=15.0, max_waiting=20, max_waiting_per_tenant=8, max_wait_ms=150.0
+        )
+        self.live: list[Pick] = []
+        self.waiting: list[asyncio.Task[Pick]] = []
+        self.seen: Counter[str] = Counter()
 
-        async def step(number: int) -> None:
-            draw = dice.random()
-            tenant = "abc"[dice.randrange(3)]
-            if draw < 0.5:
-                asked = asks(tenant, fresh(dice.randrange(40), dice.choice((40, 1_000, LONG))),
-                             is_stream=dice.random() < 0.5)  # fmt: skip
-                tried = frozenset({W0}) if dice.random() < 0.1 else NEVER
-                try:
-                    choice = desk.line.pick(asked, tried)
-                except (Busy, NoWorker):
-                    seen["refused"] += 1
-                    return
-                if isinstance(choice, Pick):
-                    seen["passed"] += 1
-                    live.append(choice)
-                else:
-                    waiting.append(asyncio.ensure_future(choice))
-            elif draw < 0.6 and live:
-                desk.line.first_byte(live[dice.randrange(len(live))])
-            elif draw < 0.85 and live:
-                end = dice.choice((COMPLETE, FAILED, GONE))
-                desk.line.ended(live.pop(dice.randrange(len(live))), end, None)
-            elif draw < 0.9 and waiting:
-                waiting[dice.randrange(len(waiting))].cancel()
-            elif draw < 0.92:
-                name = dice.choice((W0, W1))
-                desk.bench.fleet.update(name, is_healthy=dice.random() < 0.7)
-            else:
-                desk.timers.fire()
-
-        def collect() -> None:
-            for task in [task for task in waiting if task.done()]:
-                waiting.remove(task)
-                if task.cancelled():
-                    seen["left"] += 1
-                    continue
-                error = task.exception()
-                seen[type(error).__name__ if error else "released"] += 1
-                if error is None:
-                    live.append(task.result())
-
-        for number in range(2_500):
-            desk.bench.clock.ms += dice.random() * 8.0
-            await step(number)
-            if dice.random() < 0.7:
-                await turns(dice.randrange(3))
-                collect()
-            assert desk.line.waiting_count <= sum(not task.done() for task in waiting)
+    async def played(self, steps: int) -> Counter[str]:
+        """How often each end was seen; when all is over nothing is left behind."""
+        desk = self.desk
+        for _ in range(steps):
+            desk.bench.clock.ms += self.dice.random() * 8.0
+            self._step()
+            if self.dice.random() < 0.7:
+                await turns(self.dice.randrange(3))
+                self._collect()
+            assert desk.line.waiting_count <= sum(not task.done() for task in self.waiting)
             assert len(desk.timers.due) <= 1
-        for task in waiting:
+        for task in self.waiting:
             task.cancel()
         await turns()
-        collect()
-        for picked in live:
+        self._collect()
+        for picked in self.live:
             desk.line.ended(picked, COMPLETE, None)
         await turns()
         desk.timers.fire()
         desk.assert_clean()
-        return seen
+        return self.seen
+
+    def _step(self) -> None:
+        dice, desk, live = self.dice, self.desk, self.live
+        draw = dice.random()
+        if draw < 0.5:
+            self._ask()
+        elif draw < 0.6 and live:
+            desk.line.first_byte(live[dice.randrange(len(live))])
+        elif draw < 0.85 and live:
+            end = dice.choice((COMPLETE, FAILED, GONE))
+            desk.line.ended(live.pop(dice.randrange(len(live))), end, None)
+        elif draw < 0.9 and self.waiting:
+            self.waiting[dice.randrange(len(self.waiting))].cancel()
+        elif draw < 0.92:
+            desk.bench.fleet.update(dice.choice((W0, W1)), is_healthy=dice.random() < 0.7)
+        else:
+            desk.timers.fire()
+
+    def _ask(self) -> None:
+        dice = self.dice
+        tokens = fresh(dice.randrange(40), dice.choice((40, 1_000, LONG)))
+        asked = asks("abc"[dice.randrange(3)], tokens, is_stream=dice.random() < 0.5)
+        tried = frozenset({W0}) if dice.random() < 0.1 else NEVER
+        try:
+            choice = self.desk.line.pick(asked, tried)
+        except (Busy, NoWorker):
+            self.seen["refused"] += 1
+            return
+        if isinstance(choice, Pick):
+            self.seen["passed"] += 1
+            self.live.append(choice)
+        else:
+            self.waiting.append(asyncio.ensure_future(choice))
+
+    def _collect(self) -> None:
+        for task in [task for task in self.waiting if task.done()]:
+            self.waiting.remove(task)
+            if task.cancelled():
+                self.seen["left"] += 1
+                continue
+            error = task.exception()
+            self.seen[type(error).__name__ if error else "released"] += 1
+            if error is None:
+                self.live.append(task.result())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ten_thousand_ends_of_every_kind_leave_nothing_behind(seed: int) -> None:
+    async def run() -> Counter[str]:
+        return await Storm(seed).played(2_500)
 
     seen = asyncio.run(run())
     assert set(seen) >= {"passed", "released", "refused", "left", "LineFull"}, seen

@@ -21,7 +21,7 @@ from trunkline.core.orphans import (
     Orphans,
 )
 from trunkline.core.records import EngineHash, Instant, Tier, WorkerId
-from trunkline.core.sequence import Sequence
+from trunkline.core.sequence import RECENT_BATCHES, Sequence
 
 T0 = Instant(0.0)
 WORKER = WorkerId("w")
@@ -85,6 +85,9 @@ def number_batches(count: int) -> None:
     sequence = Sequence()
     for seq in range(count):
         sequence.advance(seq, seq)
+    assert sequence.expected == count
+    assert sequence.is_repeat(count - RECENT_BATCHES, count - RECENT_BATCHES)
+    assert not sequence.is_repeat(count - RECENT_BATCHES - 1, count - RECENT_BATCHES - 1)
 
 
 @pytest.mark.parametrize(

@@ -230,10 +230,12 @@ def test_c34_mutated_payloads_decode_or_are_refused_and_never_take_long(seed: in
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_refused_or_decodes(noise: bytes) -> None:
+def test_noise_is_refused_or_decodes_to_no_more_than_it_can_hold(noise: bytes) -> None:
     for payload in (noise, around(noise)):
         with contextlib.suppress(UndecodableBatch):
-            decode_batch(0, payload)
+            batch = decode_batch(7, payload)
+            assert batch.seq == 7
+            assert len(batch.events) + batch.ignored_count <= len(payload)
 
 
 def test_a_storm_of_clears_stores_and_removals_leaves_nothing_behind() -> None:
