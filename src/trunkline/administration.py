@@ -294,7 +294,6 @@ class Administration:
                 not_before_ms=order.not_before_ms,
                 not_after_ms=ends_ms,
                 key_class=order.key_class,
-                quota_class=order.quota_class,
                 default_scope=order.scope or ScopeKind.TENANT,
                 secret_hash=new.secret_hash,
             )

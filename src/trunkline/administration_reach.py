@@ -111,8 +111,6 @@ def check_key(book: Book, call: Call, order: KeyOrder, wall_ms: int) -> None:
         raise ChangeRefused(
             f"scope {scope.value} is wider than your own key's, {maker.default_scope.value}"
         )
-    if order.quota_class != maker.quota_class:
-        raise ChangeRefused("keys of your tenant are under the quota class of your own key")
     pairs = ((order.models, maker.models, "models"), (order.adapters, maker.adapters, "adapters"))
     for wanted, own, what in pairs:
         if own is not None and (wanted is None or not wanted <= own):

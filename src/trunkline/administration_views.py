@@ -78,7 +78,6 @@ def key_view(book: Book, record: KeyRecord, wall_ms: float) -> KeyView:
         not_before_ms=record.not_before_ms,
         not_after_ms=record.not_after_ms,
         key_class=record.key_class,
-        quota_class=record.quota_class,
         scope=scope if scope in _NARROWER else None,
     )
 

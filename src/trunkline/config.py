@@ -362,7 +362,9 @@ class RoutingConfig:
         1_000, "Decisions kept for /decisions.", unit="decisions", low=0, high=1_000_000
     )
     decision_header: bool = setting(
-        False, "Send x-trunkline-decision to clients (it names workers; for operators)."
+        False,
+        "Send x-trunkline-decision to clients: to tenants an opaque id; to operators, and where all"
+        " are one tenant, the decision itself, which names workers.",
     )
 
 

@@ -69,7 +69,6 @@ def _keys_create(arguments: argparse.Namespace, client: AdminClient, terminal: T
         "models": arguments.model,
         "adapters": arguments.adapter,
         "key_class": arguments.key_class,
-        "quota_class": arguments.quota_class,
         "scope": arguments.scope,
         "reason": arguments.reason,
     }

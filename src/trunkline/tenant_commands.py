@@ -92,7 +92,6 @@ def _keys_create(parser: argparse.ArgumentParser) -> None:
     add("--adapter", action="append", metavar="NAME", help="only this adapter [all]")
     add("--expires", default="", metavar="TIME", help=f"{_DURATIONS} [never]")
     add("--class", dest="key_class", default="", metavar="NAME", help="for `revoke key_class/NAME`")
-    add("--quota-class", default="", metavar="NAME", help="which quotas it is under")
     add(
         "--scope",
         choices=("user", "session", "none"),

@@ -21,8 +21,6 @@ POLICY = TenantPolicy(
     roles=frozenset({Role.TENANT_USER, Role.TENANT_ADMIN}),
     models=frozenset({"small", "large"}),
     adapters=frozenset({"legal"}),
-    key_class="tokens",
-    quota_class="gold",
 )
 
 
@@ -59,7 +57,7 @@ def test_good_claims_are_a_principal_of_the_tenants_record() -> None:
     assert (found.actor, found.auth_method) == ("ann", "jwt")
     assert found.roles == {Role.TENANT_USER}
     assert (found.models, found.adapters) == (POLICY.models, POLICY.adapters)
-    assert (found.key_class, found.quota_class) == ("tokens", "gold")
+    assert found.key_class == ""
     assert found.default_scope is ScopeKind.TENANT
 
 

@@ -87,7 +87,6 @@ def test_the_right_key_is_its_principal() -> None:
         models=frozenset({"m"}),
         adapters=frozenset({"a"}),
         key_class="batch",
-        quota_class="gold",
         default_scope=ScopeKind.USER,
     )
     found = KeyBook([record]).check(KEY.text.encode(), HASH, 5.0)
@@ -97,7 +96,7 @@ def test_the_right_key_is_its_principal() -> None:
     assert (principal.actor, principal.auth_method) == (KEY.key_id, "key")
     assert principal.roles == {Role.TENANT_ADMIN}
     assert (principal.models, principal.adapters) == ({"m"}, {"a"})
-    assert (principal.key_class, principal.quota_class) == ("batch", "gold")
+    assert principal.key_class == "batch"
     assert principal.default_scope is ScopeKind.USER
 
 

@@ -261,15 +261,14 @@ def test_a_tenants_admin_cannot_give_what_it_does_not_have(role: str, cast: Cast
 
 
 def test_a_key_is_never_given_more_than_its_maker_has(cast: Cast) -> None:
-    text = cast.port.key("acme", "tenant.admin", models=["m"], adapters=["a"], quota_class="q")
+    text = cast.port.key("acme", "tenant.admin", models=["m"], adapters=["a"])
     admin = cast.port.client(text)
-    good = {"tenant": "acme", "models": ["m"], "adapters": ["a"], "quota_class": "q"}
+    good = {"tenant": "acme", "models": ["m"], "adapters": ["a"]}
     assert admin.post("/keys", json=good).status_code == 201
     for change in (
         {"models": None},
         {"models": ["m", "n"]},
         {"adapters": None},
-        {"quota_class": ""},
     ):
         assert code_of(admin.post("/keys", json=good | change)) == (409, "change_refused")
 
@@ -297,7 +296,7 @@ def test_a_key_is_not_made_wider_than_its_makers_own(
 
 def test_an_officer_whose_key_ends_makes_none_that_does_not(cast: Cast) -> None:
     officer = cast.port.client(cast.port.key("acme", "security.officer", expires_in_s=3_600))
-    body: dict[str, Any] = {"tenant": "globex", "key_class": "any", "quota_class": "any"}
+    body: dict[str, Any] = {"tenant": "globex", "key_class": "any"}
     assert code_of(officer.post("/keys", json=body)) == (409, "change_refused")
     assert officer.post("/keys", json=body | {"expires_in_s": 60}).status_code == 201
 

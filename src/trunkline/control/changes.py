@@ -108,7 +108,6 @@ class KeyAdded(
     not_before_ms: WallMs = 0
     not_after_ms: WallMs | None = None
     key_class: Word = ""
-    quota_class: Word = ""
     default_scope: ScopeName = "tenant"
     secret_hash: Annotated[bytes, Meta(min_length=32, max_length=32)]
 

@@ -124,7 +124,6 @@ def key_record(change: log.KeyAdded) -> KeyRecord:
         not_before_ms=change.not_before_ms,
         not_after_ms=change.not_after_ms,
         key_class=change.key_class,
-        quota_class=change.quota_class,
         default_scope=ScopeKind(change.default_scope),
         secret_hash=change.secret_hash,
     )
@@ -143,7 +142,6 @@ def key_added(record: KeyRecord) -> log.KeyAdded:
         not_before_ms=record.not_before_ms,
         not_after_ms=record.not_after_ms,
         key_class=record.key_class,
-        quota_class=record.quota_class,
         default_scope=_scope_name(record.default_scope),
         secret_hash=record.secret_hash,
     )

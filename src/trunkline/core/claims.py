@@ -7,7 +7,7 @@ Must never: widen, or take a claim for good that is out of shape. Read `principa
 The words of the claim `scope` (parted by blanks) that mean something here; each only narrows:
 
     tenant.user, tenant.admin, ...   the roles asked for, as far as the record allows them
-    cache:user|session|none|tenant   the scope of reuse, where it is narrower than the record's
+    cache:org|tenant|user|session|none   the scope of reuse, where it is narrower than the record's
     model:<name>, adapter:<name>     only these; without any, all that the record allows
 
 Other words (`openid`, `email`) are no matter of ours; one of ours that makes no sense is refused.
@@ -42,11 +42,9 @@ class TenantPolicy:
     roles: frozenset[Role] = frozenset({Role.TENANT_USER})
     models: frozenset[str] | None = None
     adapters: frozenset[str] | None = None
-    key_class: str = ""
-    quota_class: str = ""
     default_scope: ScopeKind = ScopeKind.TENANT
     key_epoch: int = 0
-    """Tokens of another key epoch are refused: raising it ends all that were given out before."""
+    """Tokens of another key epoch are refused. The registry keeps none: it is 0."""
 
     def __post_init__(self) -> None:
         if self.default_scope not in WIDTHS:
@@ -141,8 +139,6 @@ def granted(claims: TokenClaims, policy: TenantPolicy | None) -> Credential | Cr
         roles=claims.roles & policy.roles,
         models=_common(claims.models, policy.models),
         adapters=_common(claims.adapters, policy.adapters),
-        key_class=policy.key_class,
-        quota_class=policy.quota_class,
         default_scope=max(wished, policy.default_scope, key=WIDTHS.index),
     )
     return Credential(

@@ -101,7 +101,6 @@ class KeyRecord:
     not_after_ms: int | None = None
     """The first moment at which it is refused; None for no end."""
     key_class: str = ""
-    quota_class: str = ""
     default_scope: ScopeKind = ScopeKind.TENANT
     secret_hash: bytes = field(repr=False)
     """BLAKE2b-256 of the secret under the pepper."""
@@ -132,7 +131,6 @@ class KeyRecord:
             models=self.models,
             adapters=self.adapters,
             key_class=self.key_class,
-            quota_class=self.quota_class,
             default_scope=self.default_scope,
         )
 

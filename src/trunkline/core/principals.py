@@ -58,8 +58,6 @@ class Principal:
     adapters: frozenset[str] | None = None
     key_class: str = ""
     """The class of its key, which can be invalidated as a whole."""
-    quota_class: str = ""
-    """Which of the configured quotas it is under; empty for the default."""
     default_scope: ScopeKind = ScopeKind.TENANT
     """By its tenant's policy; ORG only where both the tenant and its organisation opted in."""
 

@@ -111,7 +111,6 @@ class _KeyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_in_s: Annotated[int, Meta(ge=1, le=MAX_EXPIRES_S)] | None = None
     not_before_ms: _Bytes = 0
     key_class: _Word = ""
-    quota_class: _Word = ""
     scope: Literal["none", "session", "user"] | None = None
     reason: _Reason = ""
 
@@ -228,7 +227,6 @@ class _Tenancy:
             expires_in_s=body.expires_in_s,
             not_before_ms=body.not_before_ms,
             key_class=body.key_class,
-            quota_class=body.quota_class,
             scope=None if body.scope is None else ScopeKind(body.scope),
         )
         call = _because(request, body.reason)

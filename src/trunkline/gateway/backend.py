@@ -226,7 +226,6 @@ class KeyOrder:
     expires_in_s: int | None = None
     not_before_ms: int = 0
     key_class: str = ""
-    quota_class: str = ""
     scope: ScopeKind | None = None
 
 
@@ -245,7 +244,6 @@ class KeyView:
     not_before_ms: int
     not_after_ms: int | None
     key_class: str
-    quota_class: str
     scope: ScopeKind | None
     """Narrower than its tenant's; None for what the tenant's policy says."""
 
