@@ -258,7 +258,8 @@ def _follow_registry(
         door.credentials.swap(committed.book.keys)
         door.tenancy.swap(committed.book.table)
         grants.raise_floor(committed.book.table.changed_rev)
-        holdings.renew()
+        if committed.book.table.changed_rev == committed.rev:
+            holdings.renew()  # what leaves the epochs as they are goes with the next beat
 
     door.tenancy.swap(registry.table)
     door.tenancy.as_of_now = door.policies.applied

@@ -150,6 +150,34 @@ def test_epochs_are_sent_again_only_when_there_are_new_ones(machine: Machine) ->
     assert machine.freshness.epoch("tenant/acme") == 2
 
 
+def test_a_change_that_is_none_to_epochs_moves_the_revision_and_sends_no_epochs(
+    machine: Machine,
+) -> None:
+    machine.raise_epoch()
+    machine.lives(1.5)
+    for rev in (2, 3, 4):
+        machine.grants_seen.clear()
+        machine.table = machine.table.advanced(rev=rev)
+        machine.lives(1.5)
+        assert [grant["epochs"] for grant in machine.grants_seen if grant] == [{}, {}]
+        assert machine.freshness.rev == rev
+        assert machine.holder.is_granted()
+    machine.raise_epoch()
+    machine.lives(1.5)
+    assert (machine.freshness.rev, machine.freshness.epoch("tenant/acme")) == (5, 2)
+
+
+def test_the_next_life_of_a_worker_is_given_all_epochs_whatever_changed_since(
+    machine: Machine,
+) -> None:
+    machine.raise_epoch()
+    machine.lives(1.5)
+    machine.table = machine.table.advanced(rev=2)
+    machine.freshness = Freshness("2")
+    machine.lives(1.5)
+    assert (machine.freshness.rev, machine.freshness.epoch("tenant/acme")) == (2, 1)
+
+
 def test_a_change_is_brought_there_before_the_next_beat(machine: Machine) -> None:
     async def scenario() -> None:
         task = asyncio.create_task(machine.holder.run())

@@ -94,7 +94,7 @@ class WorkerHolder:
         self._is_asked_openly = False
         """The ask of its newest answer has no grant yet."""
         self._complete: tuple[str, int] | None = None
-        """The life and revision that it has all our epochs of, by grants of ours."""
+        """The life that has all our epochs by grants of ours, and their table's `changed_rev`."""
         self._is_stock = False
         self._armed_until = BootInstant(-math.inf)
         self._is_lost = False
@@ -143,7 +143,7 @@ class WorkerHolder:
         self._wake.set()
 
     def renew(self) -> None:
-        """The registry's table is another: bring it there before the next beat."""
+        """The epochs are others: bring them there before the next beat."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -204,6 +204,7 @@ class WorkerHolder:
 
     async def _ask(self) -> bool:
         """One call: our grant for its last ask (whether there was one), and its next ask."""
+        changed_rev = self._parts.table().changed_rev
         grant, sent_at = self._grant(), self._parts.clock.boot()
         body = {"grant": msgspec.to_builtins(grant) if grant else None}
         status, answer = await self._send(LEASE_PATH, body)
@@ -224,7 +225,7 @@ class WorkerHolder:
         if grant.rev <= told.rev and not is_ahead:
             self._armed_until = BootInstant(sent_at + grant.ttl_ms)
         if grant.epochs and told.rev == grant.rev:
-            self._complete = (told.boot_nonce, told.rev)
+            self._complete = (told.boot_nonce, changed_rev)
         return True
 
     def _grant(self) -> Grant | None:
@@ -233,7 +234,10 @@ class WorkerHolder:
             return None
         self._is_asked_openly = False  # one grant an ask
         table, now = parts.table(), parts.clock.boot()
-        has_all = (last.boot_nonce, table.rev) == self._complete and last.rev == table.rev
+        # Other changes move only the revision, which goes along without them: it is what a restored
+        # backup is told by.
+        is_complete = (last.boot_nonce, table.changed_rev) == self._complete
+        has_all = is_complete and last.rev >= table.changed_rev
         return parts.grants.grant(
             self._life(last.boot_nonce),
             last.ask,

@@ -41,6 +41,6 @@ class Holdings(Supervised):
         return list(self._holders.values())
 
     def renew(self) -> None:
-        """The registry's table is another: bring it to everybody at once."""
+        """The epochs are others: bring them to everybody at once."""
         for holder in self._holders.values():
             holder.renew()
