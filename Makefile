@@ -58,8 +58,9 @@ models: $(STAMP) ## Leases, revocation and the exit fence in every state, and wh
 	$(BIN)/pytest -q tests/model/test_revocation_model.py tests/model/test_fence_model.py \
 	  tests/sim/test_revocation_schedules.py $(ARGS)
 
-nightly: $(STAMP) ## What takes long: 10,000 pairs of runs, the models, and who can tell tenants by the clock
+nightly: $(STAMP) ## What takes long or is timed: 10,000 pairs of runs, the models, who can tell tenants by the clock
 	PAIRS=10000 $(BIN)/pytest -n $(JOBS) tests/sim/test_non_interference.py $(ARGS)
+	$(BIN)/pytest -m nightly tests
 	$(MAKE) models
 	$(BIN)/python benchmarks/distinguisher.py
 
