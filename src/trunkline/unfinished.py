@@ -13,7 +13,7 @@ from trunkline.control.changes import EpochRaised
 from trunkline.control.registry import Registry
 from trunkline.control.revocation import Revoker
 from trunkline.core.freshness import Order, Verb
-from trunkline.errors import AuditDown, GatewayError
+from trunkline.errors import GatewayError
 from trunkline.observe import EventLog
 
 MAX_LOOKED_AT = 256
@@ -23,17 +23,17 @@ MAX_LOOKED_AT = 256
 async def finish_revocations(
     registry: Registry, reader: AuditReader, revoker: Revoker, log: EventLog
 ) -> None:
-    """Resume each revocation without an outcome in the audit log. Where that
-    log cannot be read, none: they are in force all the same.
+    """Resume each revocation without an outcome in the audit log. Where the registry or that log
+    cannot be read, none: they are in force all the same.
     """
     last_rev = registry.rev
-    entries = await registry.entries(max(0, last_rev - MAX_LOOKED_AT), MAX_LOOKED_AT)
-    raised = {rev: entry for rev, entry in entries if isinstance(entry.change, EpochRaised)}
-    if not raised:
-        return
     try:
+        entries = await registry.entries(max(0, last_rev - MAX_LOOKED_AT), MAX_LOOKED_AT)
+        raised = {rev: entry for rev, entry in entries if isinstance(entry.change, EpochRaised)}
+        if not raised:
+            return
         page = await reader.page(AuditQuery(limit=1_000, kind="OUTCOME"), dict)
-    except AuditDown as error:
+    except GatewayError as error:
         log.warning("revocation.not_resumed", why=str(error))
         return
     # One without counts says only that the process ended before.
