@@ -30,7 +30,7 @@ from trunkline.config import LimitsConfig
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
 from trunkline.core.principals import Principal, Role
-from trunkline.gateway.contracts import ClientError, Refusal
+from trunkline.gateway.contracts import EVERYBODY, ClientError, Refusal
 from trunkline.gateway.tenancy import Tenancy
 
 ALICE = Principal(org="o1", tenant="t1", user="alice", actor="k1", auth_method="key")
@@ -350,3 +350,24 @@ async def test_a_tenant_that_takes_all_there_is_leaves_room_for_one_that_takes_l
         await again.send(of("alice"))
         await again.reader.readuntil(b"on")
         again.close()
+
+
+@wire
+async def test_where_all_are_one_tenant_nothing_is_kept_back_for_others() -> None:
+    single = Tenancy(
+        authenticate=lambda _authorization, _source: EVERYBODY, has_lease=lambda: True,
+        session_key=bytes(32), draw=bytes,
+    )  # fmt: skip
+    limits = LimitsConfig(max_concurrent_requests=16)
+    async with (
+        worker(staying(SSE_HEAD + event("on"))) as w,
+        running(FixedPicker(w), tenancy=single, limits=limits) as gateway,
+    ):
+        clients = [await gateway.client() for _ in range(16)]
+        for client in clients:
+            await client.send(post(STREAM))
+            await client.reader.readuntil(b"on")
+        assert (await gateway.ask(post(STREAM))).status == 429
+        for client in clients:
+            client.close()
+        await gateway.settled()

@@ -58,9 +58,9 @@ class ClientConnection(asyncio.Protocol):
     """See the module. The front owns it; an exchange calls `refuse` and `exchange_over`."""
 
     __slots__ = (
-        "_body", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front", "_head",
-        "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed", "_principal",
-        "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s", "_started_ms",
+        "_body", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front",
+        "_has_waited", "_head", "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed",
+        "_principal", "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s", "_started_ms",
         "_state", "_transport", "_unfetched", "_written_bytes", "is_paused",
     )  # fmt: skip
 
@@ -74,6 +74,7 @@ class ClientConnection(asyncio.Protocol):
         self._request_id = ""
         self._client_id = ""
         self._source = ""
+        self._has_waited = False
         self._principal = EVERYBODY
         self._body: Body | None = None
         self._received_bytes = 0
@@ -283,6 +284,7 @@ class ClientConnection(asyncio.Protocol):
         if head.method == "POST":
             check_media(head, is_read=route is not Route.OTHER)
         self._body = Body(head, self._front.limits.max_payload_size)
+        self._has_waited = False
         self._begin_body(head, has_body=has_body)
 
     def _begin_body(self, head: RequestHead, *, has_body: bool) -> None:
@@ -302,6 +304,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_message(error.refusal)
             return False
         if body is None:
+            self._has_waited = True
             return False
         self._body = None
         self._received_bytes = len(body)
@@ -321,8 +324,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             if self._front.is_full(self._principal):
                 raise Busy("too many requests are in flight")
-            # Again: the body took its time, and a key may have ended meanwhile.
-            self._principal = self._front.principal(head.headers, self._source)
+            if self._has_waited:  # for the body: a key may have ended meanwhile
+                self._principal = self._front.principal(head.headers, self._source)
             request = self._front.intake.request(head, route, body, self._request_id)
             self._front.admit_request(self._principal, head.headers, request)
         except GatewayError as error:

@@ -117,6 +117,8 @@ class InferenceRequest:
     """The session whose cache it uses; empty for none."""
     also_under: Admission | None = None
     """What else its answer stands on: the public prefix that this attempt reads."""
+    had_turn: bool = False
+    """The line in front of the fleet let it pass and charged it: further attempts do not wait."""
     model: str = ""
     is_stream: bool = False
     prompt: Prompt | None = field(default=None, repr=False)

@@ -164,16 +164,13 @@ class FairPicker:
     def waiting_count(self) -> int:
         return len(self._queue)
 
-    def waiting_of(self, tenant: str) -> int:
-        return self._queue.depth(tenant)
-
     # -- the Picker's three verbs ----------------------------------------------------------------
 
     def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
         """As the picker behind; awaitable while the request waits, too. Raises RateLimited for a
         tenant in debt, and from the awaitable LineFull (429).
         """
-        if tried:
+        if tried or request.had_turn:
             self._bring_up_to_date(request)
             return self._picker.pick(request, tried)
         reading = self._picker.read(request)
@@ -200,13 +197,15 @@ class FairPicker:
     # -- waiting ---------------------------------------------------------------------------------
 
     def _charge(self, request: InferenceRequest) -> None:
-        """Against its tenant's rate of tokens, unless its tenant can have no place anyway."""
-        if self._allowance is None:
-            return
-        tenant = request.grant.principal.tenant
-        if self._arrivals and self._queue.depth(tenant) >= self._max_per_tenant:
-            raise self._full()
-        self._allowance.charge(tenant, request)
+        """Against its tenant's rate of tokens, unless its tenant can have no place anyway; once,
+        however many attempts it takes.
+        """
+        if self._allowance is not None:
+            tenant = request.grant.principal.tenant
+            if self._arrivals and self._queue.depth(tenant) >= self._max_per_tenant:
+                raise self._full()
+            self._allowance.charge(tenant, request)
+        request.had_turn = True
 
     async def _pick_later(self, request: InferenceRequest, reading: Awaitable[None]) -> Pick:
         await reading

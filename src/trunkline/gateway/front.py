@@ -194,10 +194,11 @@ class Front:
         """
         counters, limit = self.counters, self.limits.max_concurrent_requests
         busy_count = counters.active_requests + counters.late_picks
-        if busy_count < limit * UNRESERVED or self._parts.tenancy is None:
-            return busy_count >= limit
+        if busy_count < limit * UNRESERVED or principal.auth_method == "off":
+            return busy_count >= limit  # where all are one tenant nothing is reserved
         running = self._running
-        share = limit / (len({*running, principal.tenant}) + 1)  # one more may come
+        tenants = len(running) + (principal.tenant not in running)
+        share = limit / (tenants + 1)  # one more may come
         return busy_count >= limit or running[principal.tenant] >= share
 
     def begin(self, principal: Principal) -> None:

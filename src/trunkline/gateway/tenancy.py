@@ -128,9 +128,7 @@ class Tenancy:
         Raises ClientError for a caller without a role for it, what is barred, a model that the
         caller may not use, a wider scope, or one it has no part for.
         """
-        served = self.served_model()
-        if served != self._served:
-            self._forget(served)
+        self._follow_model()
         grant = self._grants.get(asked)
         if grant is None:
             grant = self._grants[asked] = self._grant(asked)
@@ -205,9 +203,7 @@ class Tenancy:
         """What the blocks of a registered prefix are kept and used under; None where it is revoked.
         Nobody's: its principal can be no caller.
         """
-        served = self.served_model()
-        if served != self._served:
-            self._forget(served)
+        self._follow_model()
         if public_id not in self._public:
             if len(self._public) >= MAX_GRANTS:
                 self._public.clear()
@@ -251,6 +247,11 @@ class Tenancy:
         return made.hexdigest()
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _follow_model(self) -> None:
+        served = self.served_model()
+        if served != self._served:
+            self._forget(served)
 
     def _forget(self, served: str) -> None:
         """Grants are of one table and of one model."""

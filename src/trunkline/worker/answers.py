@@ -100,7 +100,8 @@ class Answer:
         await job.wait_beyond(0)
         if job.failure is not None:
             await self._failed(job.failure, send)
-        if job.failure is not None or not job.emitted:
+            return
+        if not job.emitted:
             return
         self.on_started(request, job)
         end = find_end(self)
@@ -108,7 +109,8 @@ class Answer:
             await job.wait_beyond(job.emitted)
         if job.failure is not None:
             await self._failed(job.failure, send)
-        if job.failure is not None or job.emitted < end.tokens:
+            return
+        if job.emitted < end.tokens:
             return
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": end.reason}
         if request.is_chat:
