@@ -61,6 +61,7 @@ async def test_memory_above_the_watermark_keeps_new_prefixes_away_until_it_falls
 async def test_c20_a_worker_that_sleeps_holds_nothing(bench: Bench) -> None:
     answers = await bench.joined()
     bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    assert bench.directory.predicted_count(W0) == 20
     answers.pages["/metrics"] += b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
     await until(lambda: bench.directory.predicted_count(W0) == 0)
 
@@ -81,6 +82,7 @@ async def test_c20_entries_of_a_worker_without_news_expire_by_themselves(bench: 
     await bench.joined()
     now = bench.clock.now()
     bench.directory.predict(W0, some_chain(), now=now, ttl_ms=100.0)
+    assert bench.directory.predicted_count(W0) == 20
     bench.directory.expire(type(now)(now + 100.0))
     assert bench.directory.predicted_count(W0) == 0
 

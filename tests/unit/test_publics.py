@@ -29,7 +29,6 @@ from trunkline.core.publics import (
     MAX_PREFIXES,
     MAX_TERM_MS,
     PublicBook,
-    PublicMatch,
     PublicPrefix,
     check_term,
     packed,
@@ -416,12 +415,15 @@ def test_random_books_and_prompts_never_make_two_tenants_meet() -> None:
     draw = random.Random(5)
     for _ in range(200):
         tokens = [draw.randrange(3) for _ in range(40)]
-        book = PublicBook([prefix(f"p{n}", tokens[: draw.randrange(1, 40)]) for n in range(3)])
+        made = [prefix(f"p{n}", tokens[: draw.randrange(1, 40)]) for n in range(3)]
+        book = PublicBook(made)
         match = book.match(as_tokens(tokens), org="o", model=MODEL, now_ms=NOW_MS)
         public_blocks = 0 if match is None else match.blocks
-        assert match is None or isinstance(match, PublicMatch)
+        assert public_blocks == max(one.token_count for one in made) // MODEL.block_tokens
         ours, theirs = (
             keys_of(two_zone_chain(PUBLIC, of, as_tokens(tokens), public_blocks))
             for of in (TENANT, RIVAL)
         )
+        assert ours[:public_blocks] == theirs[:public_blocks]
         assert set(ours[public_blocks:]).isdisjoint(theirs[public_blocks:])
+        assert public_blocks < len(ours)

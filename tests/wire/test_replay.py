@@ -116,7 +116,7 @@ def test_ttft_is_the_first_token_and_not_the_head() -> None:
     result, _ = replayed(answer, requests(1))
     (record,) = result.records
     assert record.ttft_ms is not None
-    assert 49.0 <= record.ttft_ms <= record.duration_ms - 49.0
+    assert 25.0 <= record.ttft_ms <= record.duration_ms - 25.0
 
 
 def test_a_wrong_token_is_a_false_hit() -> None:

@@ -44,7 +44,8 @@ def test_a_tenants_administrators_change_so_many_keys_and_then_wait(port: Tenant
     burst = int(KEY_CHANGES.requests_burst)
     codes = [admin.post("/keys", json={"tenant": "acme"}).status_code for _ in range(2 * burst)]
     assert codes[:burst] == [201] * burst
-    assert codes[-1] == 429
+    assert 429 in codes
+    assert codes.count(201) < 2 * burst
     assert port.operator.post("/keys", json={"tenant": "acme"}).status_code == 201
 
 

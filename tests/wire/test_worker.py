@@ -128,7 +128,7 @@ def test_a_stop_text_ends_the_answer_before_it(shared: Running, is_stream: bool)
         assert answer.json()["usage"]["completion_tokens"] == 4
     assert text == " " + " ".join(words[:3]) + " "
     assert reason == "stop"
-    assert shared.metric("vllm:num_requests_running") == 0
+    until(lambda: shared.metric("vllm:num_requests_running") == 0, "the end of the rest")
 
 
 # --- the rest of the surface ---
