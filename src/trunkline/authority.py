@@ -8,20 +8,20 @@ Read `wiring.py` for the rest of the gateway, `docs/tenancy.md` for what it is a
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trunkline.control.changes import EpochRaised, SubjectEnabled
+from trunkline.control.supervised import Supervised
 from trunkline.core.freshness import LeaseGrants
 from trunkline.core.principals import Principal
 from trunkline.core.publics import PublicBook, PublicPrefix
-from trunkline.errors import ConfigError, RegistryDown
+from trunkline.errors import ConfigError
 from trunkline.gateway.authenticate import Authenticator, Credentials, OpenDoor, StaticKey
 from trunkline.gateway.contracts import EVERYBODY
 from trunkline.gateway.publics import PublicPrefixes
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from trunkline.gateway.namespaces import Namespaces
     from trunkline.observe import EventLog
     from trunkline.ports.clock import Clock
-
-LEDGER_BEAT_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,7 +158,8 @@ async def open_authority(
 
     state = StateDir(_state_path(config.auth.state_dir))
     async with AsyncExitStack() as stack:
-        ground = _Ground(stack=stack, config=config, clock=clock, state=state, log=log)
+        tasks = await stack.enter_async_context(Supervised())
+        ground = _Ground(stack=stack, tasks=tasks, config=config, clock=clock, state=state, log=log)
         yield await _with_tenants(ground, root_key)
 
 
@@ -169,10 +168,15 @@ class _Ground:
     """What everything below is opened on, and closed with."""
 
     stack: AsyncExitStack
+    tasks: Supervised
     config: Config
     clock: Clock
     state: StateDir
     log: EventLog
+
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Work until what was opened after now is closed; an error in it ends the authority."""
+        self.stack.callback(self.tasks.begin(work, name).cancel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +209,8 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     revoker = await _open_revoker(ground, registry, ledger, grants, holdings, here)
 
     _follow_registry(ground, registry, door, grants, holdings)
-    for work in (_keep_ledger(ledger, ground.log), watch.run(registry, revoker)):
-        ground.stack.callback(asyncio.create_task(work).cancel)
+    ground.begin(ledger.keep(ground.log), "ledger")
+    ground.begin(watch.run(registry, revoker), "restored backups")
     revoker.begin(
         finish_revocations(registry, reader, revoker, ground.log), "interrupted revocations"
     )
@@ -414,7 +418,7 @@ async def _open_store(ground: _Ground) -> SqliteStore:
         else:
             ground.log.warning("registry.back")
 
-    ground.stack.callback(asyncio.create_task(store.keep(told)).cancel)
+    ground.begin(store.keep(told), "registry store")
     return store
 
 
@@ -482,17 +486,6 @@ async def _open_tokens(ground: _Ground, policies: Policies) -> JwtTokens | None:
     jwks = Jwks(jwks_source(auth.jwt_jwks), checked_algorithms(auth.jwt_algorithms), clock)
     if not await jwks.refresh():
         ground.log.error("jwks.unread", why=jwks.problem, meaning="no token is taken until it is")
-    keeping = asyncio.create_task(jwks.keep())
-    ground.stack.callback(keeping.cancel)
+    ground.begin(jwks.keep(), "jwks")
     pinned = PinnedClaims(issuer=auth.jwt_issuer, audience=auth.jwt_audience)
     return JwtTokens(jwks, pinned, policies.of_token, clock)
-
-
-async def _keep_ledger(ledger: Ledger, log: EventLog) -> None:
-    """Audit sinks come back, checkpoints are made, missing records are written."""
-    while True:
-        await asyncio.sleep(LEDGER_BEAT_S)
-        try:
-            await ledger.tick()
-        except RegistryDown as error:
-            log.warning("registry.down", why=str(error))

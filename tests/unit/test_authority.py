@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
 
-from registry_bench import WALL_MS, an_id
+import pytest
+from registry_bench import WALL_MS, an_id, run
 
-from trunkline.authority import Authority, publics_in_use
+from trunkline.adapters.clock import SystemClock
+from trunkline.authority import Authority, open_authority, publics_in_use
+from trunkline.config import AuthConfig, Config
+from trunkline.control import ledger as ledger_module
 from trunkline.control.book import Book, PublicPrefix
+from trunkline.control.ledger import Ledger
 from trunkline.core.identity import ModelIdentity
 from trunkline.core.publics import MAX_PREFIXES
+from trunkline.errors import RegistryBroken
 from trunkline.observe import EventLog
 
 LOG = EventLog("test-authority")
@@ -47,3 +55,37 @@ def test_the_root_key_is_in_no_text_of_an_authority() -> None:
         tenants=None,
     )
     assert "marked" not in repr(held)
+
+
+async def lived_on(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the ledger was called in the life of an authority where it always fails."""
+    calls = 0
+    has_called = asyncio.Event()
+
+    async def tick(_: Ledger) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= 2:
+            has_called.set()
+        raise error
+
+    monkeypatch.setattr(ledger_module, "BEAT_S", 0.001)
+    monkeypatch.setattr(Ledger, "tick", tick)
+    config = Config(auth=AuthConfig(auth="keys", state_dir=str(folder)))
+    async with asyncio.timeout(10), open_authority(config, SystemClock(), b"", LOG):
+        await has_called.wait()
+    return calls
+
+
+def test_a_registry_that_is_broken_is_told_of_and_the_ledger_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(lived_on(tmp_path, RegistryBroken("revision 3"), monkeypatch)) >= 2
+    assert "ledger.behind" in caplog.text
+
+
+def test_a_task_in_the_background_that_fails_ends_the_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        run(lived_on(tmp_path, ZeroDivisionError("a bug"), monkeypatch))

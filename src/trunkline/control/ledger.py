@@ -23,6 +23,9 @@ from trunkline.control.registry import Registry
 from trunkline.core.audit import AuditEvent, Kind
 from trunkline.core.epochs import Subject
 from trunkline.errors import AccessEnded, AuditDown, Busy, ChangeRefused, GatewayError, RegistryDown
+from trunkline.observe import EventLog
+
+BEAT_S = 1.0
 
 _BATCH = 100
 
@@ -36,7 +39,7 @@ class Recorded:
 
 
 class Ledger:
-    """Belongs to one event loop. Its owner calls `tick` each second or so."""
+    """Belongs to one event loop. Its owner gives it a task for `keep`."""
 
     def __init__(self, registry: Registry, audit: AuditLog) -> None:
         self._registry = registry
@@ -82,8 +85,17 @@ class Ledger:
                 return False
         return True
 
+    async def keep(self, events: EventLog) -> None:
+        """Until cancelled: sinks come back, checkpoints are made, missing records are written."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                await self.tick()
+            except GatewayError as error:
+                events.warning("ledger.behind", why=str(error))
+
     async def tick(self) -> None:
-        """Keep the audit log going. Raises RegistryDown."""
+        """Keep the audit log going. Raises RegistryDown, RegistryBroken."""
         await self._audit.tick()
         await self.catch_up()
 
