@@ -70,13 +70,15 @@ serve: $(STAMP) ## A gateway with simulated workers on this machine, until Ctrl-
 demo: $(STAMP) ## The tour: what the gateway does, on simulated workers
 	$(BIN)/trunkline demo $(ARGS)
 
-bench: $(STAMP) ## Every published number; JSON=1 writes out/bench/*.json
+bench: $(STAMP) ## Every published number; JSON=1 writes out/bench/*.json; fails at the end if a bar was missed
 	@mkdir -p out/bench
-	@for script in benchmarks/*.py; do \
+	@bad=''; \
+	for script in benchmarks/*.py; do \
 	  name=$$(basename $$script .py); echo "== $$name"; \
 	  if [ -n "$(JSON)" ]; then $(BIN)/python $$script --json > out/bench/$$name.json; \
-	  else $(BIN)/python $$script; fi; \
-	done
+	  else $(BIN)/python $$script; fi || bad="$$bad $$name"; \
+	done; \
+	if [ -n "$$bad" ]; then echo "missed a bar, or broke:$$bad" >&2; exit 1; fi
 
 sim: $(STAMP) ## The fleet model on a real trace; SEED=1
 	$(BIN)/trunkline simulate W1 --seed $(SEED) $(ARGS)
