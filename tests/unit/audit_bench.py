@@ -27,6 +27,8 @@ class WeakSink(FileSink):
         super().__init__(directory, segment_records=SMALL)
         self.is_down = False
         self.fails_after_write = False
+        self.is_stuck = False
+        """Whoever reads waits for ever."""
         self.gate: asyncio.Event | None = None
         """An append waits for it."""
         self.begun = asyncio.Event()
@@ -46,6 +48,8 @@ class WeakSink(FileSink):
 
     async def read(self, after_seq: int, limit: int) -> list[bytes]:
         self._require_up()
+        if self.is_stuck:
+            await asyncio.get_running_loop().create_future()
         return await super().read(after_seq, limit)
 
     def _require_up(self) -> None:

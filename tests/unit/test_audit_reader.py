@@ -18,6 +18,7 @@ from trunkline.core.audit import AuditEvent, Kind
 from trunkline.errors import AuditDown, Busy
 
 EVENTS = 30
+TIMEOUT_S = 0.2
 Story = Callable[[AuditReader, AuditLog, list[WeakSink]], Awaitable[None]]
 
 
@@ -27,7 +28,14 @@ def told(root: Path, story: Story) -> None:
     async def tell() -> None:
         sinks = [WeakSink(root / "first"), WeakSink(root / "second")]
         keeper = CheckpointFile(root / "checkpoints.jsonl")
-        log = AuditLog(sinks, signer=SIGNER, keeper=keeper, clock=HandClock(), origin=ORIGIN)
+        log = AuditLog(
+            sinks,
+            signer=SIGNER,
+            keeper=keeper,
+            clock=HandClock(),
+            origin=ORIGIN,
+            sink_timeout_s=TIMEOUT_S,
+        )
         assert await log.open()
         for number in range(EVENTS):
             kind = Kind.KEY if number % 10 == 0 else Kind.POLICY
@@ -124,6 +132,20 @@ def test_a_sink_that_is_out_is_said_to_be(tmp_path: Path) -> None:
         with pytest.raises(AuditDown):
             await reader.verify()
         sinks[0].is_down = sinks[1].is_down = False
+
+    told(tmp_path, story)
+
+
+def test_a_check_of_a_stuck_sink_ends_and_leaves_the_log_as_it_is(tmp_path: Path) -> None:
+    async def story(reader: AuditReader, log: AuditLog, sinks: list[WeakSink]) -> None:
+        sinks[1].is_stuck = True
+        async with asyncio.timeout(30 * TIMEOUT_S):
+            first, second = await reader.verify()
+        assert (first.found is not None, second.found) == (True, None)
+        assert "did not answer" in second.why
+        assert log.health().sinks_up == 2, "only what is written decides that"
+        sinks[1].is_stuck = False
+        assert found_by_name(await reader.verify()) == {"first": (30, None), "second": (30, None)}
 
     told(tmp_path, story)
 

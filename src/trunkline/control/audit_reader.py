@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass
 
 from trunkline.control.audit import WANTED_ACTION, AuditLog
-from trunkline.control.sinks import Lane
+from trunkline.control.sinks import SINK_TIMEOUT_S, Lane
 from trunkline.core.audit import (
     Checkpoint,
     Fault,
@@ -26,7 +26,7 @@ from trunkline.core.audit import (
     verify,
 )
 from trunkline.errors import AuditDown, Busy
-from trunkline.ports.audit import CheckpointKeeper, SinkDown
+from trunkline.ports.audit import CheckpointKeeper, SinkDown, SinkStuck
 
 MAX_SCANNED = 5_000
 """Records that are looked at for one page."""
@@ -171,7 +171,10 @@ class AuditReader:
         name = lane.sink.name
         if not (lane.is_up or lane.is_disputed):
             return SinkCheck(sink=name, found=None, why=lane.error)
-        return SinkCheck(sink=name, found=await self._verify(lane.sink.read, checkpoints))
+        try:
+            return SinkCheck(sink=name, found=await self._verify(lane.look, checkpoints))
+        except SinkStuck as error:
+            return SinkCheck(sink=name, found=None, why=str(error))
 
     async def _verify(self, read: Read, checkpoints: list[Checkpoint]) -> Verification:
         # Where it is not known how far the log goes, each sink is read to its own end.
@@ -210,8 +213,9 @@ class AuditReader:
 
     async def _kept(self) -> list[Checkpoint]:
         try:
-            return await self._keeper.recent(MAX_KEPT)
-        except SinkDown:
+            async with asyncio.timeout(SINK_TIMEOUT_S):
+                return await self._keeper.recent(MAX_KEPT)
+        except (SinkDown, TimeoutError):
             return []  # the log's own health tells of it
 
     async def _records(self, after_seq: int, until_seq: int) -> AsyncGenerator[tuple[int, Record]]:
@@ -225,11 +229,15 @@ class AuditReader:
 
 
 async def _steps(read: Read, after_seq: int, until_seq: int) -> AsyncGenerator[list[bytes]]:
-    """The lines behind a position, in small lists; the loop has a turn between two of them."""
+    """The lines behind a position, in small lists; the loop has a turn between two of them. Raises
+    SinkStuck, which says nothing of any line.
+    """
     batch = _BATCH
     while after_seq < until_seq:
         try:
             lines = await read(after_seq, min(batch, until_seq - after_seq))
+        except SinkStuck:
+            raise
         except (SinkDown, ValueError) as error:
             if batch == 1:
                 raise _Unreadable(after_seq + 1) from error

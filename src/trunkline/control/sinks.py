@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from trunkline.core.audit import Head, read_head, read_previous
 from trunkline.errors import AuditDown
 from trunkline.observe import EventLog
-from trunkline.ports.audit import AuditSink, SinkBroken, SinkDown
+from trunkline.ports.audit import AuditSink, SinkBroken, SinkDown, SinkStuck
 from trunkline.ports.clock import Clock
 
 SINK_TIMEOUT_S = 2.0
@@ -89,6 +89,19 @@ class Lane:
             self.error = str(error)
             raise
 
+    async def look(self, after_seq: int, limit: int) -> list[bytes]:
+        """Lines for a check, which says nothing of the lane: the log goes on with it. Raises
+        SinkDown.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self.sink.read(after_seq, limit)
+        except TimeoutError as error:
+            raise self._too_late() from error
+
+    def _too_late(self) -> SinkStuck:
+        return SinkStuck(f"{self.sink.name} did not answer within {self._timeout_s} s")
+
     async def _within_time(self, call: Callable[[], Awaitable[_T]]) -> _T:
         if self._stuck is not None:
             if not self._stuck.done():
@@ -99,7 +112,7 @@ class Lane:
         done, _ = await asyncio.wait([task], timeout=self._timeout_s)
         if not done:
             self._stuck = task
-            raise SinkDown(f"{self.sink.name} did not answer within {self._timeout_s} s")
+            raise self._too_late()
         return task.result()
 
 

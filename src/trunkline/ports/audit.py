@@ -18,6 +18,10 @@ class SinkDown(Exception):
     """
 
 
+class SinkStuck(SinkDown):
+    """The sink did not answer in time."""
+
+
 class SinkBroken(SinkDown):
     """What the sink holds is no unbroken chain; the message names where. It can be set aside."""
 
