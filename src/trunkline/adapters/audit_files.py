@@ -181,16 +181,13 @@ class SegmentFiles:
         return str(self._directory)
 
     def read(self, after_seq: int, limit: int) -> list[bytes]:
-        paths = segment_paths(self._directory)
-        later = [number for number, path in enumerate(paths) if _first_seq(path) <= after_seq + 1]
         found: list[bytes] = []
-        for path in paths[later[-1] if later else 0 :]:
-            for line in lines_of(path):
-                seq = read_head(line).seq
-                if after_seq < seq <= self._head.seq:
-                    found.append(line)
-                if len(found) >= limit:
-                    return found
+        for line in log_lines(self._directory, after_seq):
+            seq = read_head(line).seq  # a line that is none is told of, and not given
+            if after_seq < seq <= self._head.seq:
+                found.append(line)
+            if len(found) >= limit or seq >= self._head.seq:
+                break
         return found
 
     def closed_segments(self) -> Iterator[FileSegment]:
