@@ -16,6 +16,7 @@ from trunkline.control.holdings import Holdings
 from trunkline.control.membership import Membership
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.control.views import MemberView, Mode, WorkerSpec
+from trunkline.core.credentials import CredentialProblem
 from trunkline.core.decision import Exclusion
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet
@@ -68,10 +69,12 @@ class Operations:
         counters: Counters,
         spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec],
         hide: Callable[[str], None],
-        holdings: Holdings | None = None,
+        refused_credentials: Mapping[CredentialProblem, int],
+        holdings: Holdings | None,
     ) -> None:
         """`spec_of(url, api_key, labels)` checks a worker's address; it raises ConfigError.
-        `hide` keeps a key out of the logs from then on.
+        `hide` keeps a key out of the logs from then on. `refused_credentials` counts by reason,
+        live. `holdings` is None where everybody is one tenant.
         """
         self._membership = membership
         self._picker = picker
@@ -80,6 +83,7 @@ class Operations:
         self._spec_of = spec_of
         self._hide = hide
         self._holdings = holdings
+        self._refused_credentials = refused_credentials
         self._keys: dict[str, str] = {}
 
     # -- workers ---------------------------------------------------------------------------------
@@ -184,6 +188,8 @@ class Operations:
             yield Sample("requests_total", count, (route, code))
         for reason, count in counters.refusals.items():
             yield Sample("refusals_total", count, (reason,))
+        for problem, count in self._refused_credentials.items():
+            yield Sample("auth_refusals_total", count, (problem.value,))
         yield Sample("requests_active", counters.active_requests)
         yield Sample("connections_active", counters.open_clients)
         for name, count in counters.dropped_fields.items():

@@ -60,8 +60,6 @@ class TenantSide:
 
     def samples(self) -> Iterable[Sample]:
         tenants, line = self._tenants, self.line
-        for problem, count in tenants.credentials.refusals.items():
-            yield Sample("auth_refusals_total", count, (problem.value,))
         yield Sample("rate_limited_total", tenants.allowance.refused_requests, ("requests",))
         yield Sample("rate_limited_total", tenants.allowance.refused_tokens, ("tokens",))
         yield Sample("line_waiting", line.waiting_count)

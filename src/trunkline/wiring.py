@@ -13,7 +13,7 @@ import random
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from trunkline.adapters.zmq_events import EventContext
     from trunkline.assembly import Core
-    from trunkline.authority import Authority
+    from trunkline.authority import Authority, Tenants
     from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
     from trunkline.control.views import WorkerSpec
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.principals import Principal
     from trunkline.core.records import WorkerId
+    from trunkline.gateway.contracts import Picker
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts, Readiness
     from trunkline.gateway.tenancy import Tenancy
@@ -91,13 +92,10 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         core = build_core(config, clock, authority)
         authority.know_fleet(core, clock)
         side = _tenant_side(config, core, authority)
-        parts = _member_parts(config, core, clock, context)
-        parts.holdings = authority.tenants.holdings if authority.tenants else None
+        parts = _member_parts(config, core, clock, context, authority.tenants)
         membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
-        front_parts = replace(
-            _front_parts(config, core, membership, clock, authority.tenancy),
-            picker=side.line if side else core.picker,
-        )
+        picker = side.line if side else core.picker
+        front_parts = _front_parts(config, core, membership, clock, authority.tenancy, picker)
         with _taken_port_named("--port", config.listen.host, config.listen.port):
             front = await serve_front(config.listen, front_parts)
         authority.attach(front, core.namespaces)
@@ -111,14 +109,14 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
             spec_of=worker_spec,
             hide=hide,
             holdings=parts.holdings,
+            refused_credentials=authority.authenticator.refusals,
         )
         for spec in specs:
             operations.add(spec)
         bound = _as_bound(config, front.port, listener.getsockname()[1])
         admin = _admin(bound, operations, authority, side)
-        await _until_stopped(
-            bound, front, core, side, lambda stop: serve_admin(admin, listener, stop)
-        )
+        beside = [_keep_house(core.directory, clock), *([side.filler.run()] if side else [])]
+        await _until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
     core.prompts.close()
     context.term()
     observe.log.info("gateway.stopped", served_requests=sum(front.counters.requests.values()))
@@ -128,8 +126,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
 async def _until_stopped(
     bound: Config,
     front: Front,
-    core: Core,
-    side: TenantSide | None,
+    beside: Sequence[Coroutine[Any, Any, None]],
     serve_operators: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
 ) -> None:
     """Say that all is up; then everything that runs beside requests, until a signal."""
@@ -138,9 +135,7 @@ async def _until_stopped(
     _announce(bound)
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_operators(stop))
-        housekeeping = [group.create_task(_keep_house(core.directory, SystemClock()))]
-        if side is not None:
-            housekeeping.append(group.create_task(side.filler.run()))
+        housekeeping = [group.create_task(work) for work in beside]
         await stop.wait()
         await _drain(front, again)
         for task in housekeeping:
@@ -260,10 +255,9 @@ def _tenant_side(config: Config, core: Core, authority: Authority) -> TenantSide
 
 
 def _member_parts(
-    config: Config, core: Core, clock: SystemClock, context: EventContext
+    config: Config, core: Core, clock: SystemClock, context: EventContext, tenants: Tenants | None
 ) -> MemberParts:
     from trunkline import observe
-    from trunkline.adapters.event_sources import discovered_sources
     from trunkline.adapters.zmq_events import run_feed
     from trunkline.control.parts import MemberParts
     from trunkline.control.probe import fetch
@@ -275,8 +269,9 @@ def _member_parts(
     def make_feed(worker: WorkerId, source: EventSource) -> WorkerFeed:
         state = core.fleet.get(worker)
         assert state is not None, f"{worker} has a feed before it is in the fleet"
-        # Admitted first, so that what the worker's ring still holds is understood when it comes.
-        core.namespaces.namespace(OPEN_GRANT, state.block_tokens)
+        if tenants is None:
+            # Admitted first, so that what the worker's ring still holds is understood in time.
+            core.namespaces.namespace(OPEN_GRANT, state.block_tokens)
         can_replay = source.replay_endpoint is not None
         return WorkerFeed(
             worker, core.directory, rank=source.rank, can_replay=can_replay, limits=limits
@@ -287,13 +282,6 @@ def _member_parts(
     ) -> None:
         await run_feed(source, feed, clock, on_action, context=context)
 
-    def find_sources(answer: bytes, host: str) -> list[EventSource]:
-        try:
-            return discovered_sources(msgspec.json.decode(answer), worker_host=host)
-        except (ConfigError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
-            observe.log.warning("worker.odd_event_sources", host=host, why=str(error))
-            return []
-
     return MemberParts(
         fleet=core.fleet,
         directory=core.directory,
@@ -302,14 +290,27 @@ def _member_parts(
         fetch=fetch,
         make_feed=make_feed,
         run_feed=follow,
-        find_sources=find_sources,
+        find_sources=_sources_in,
         model=core.model,
         health=config.health,
         breaker=config.breaker,
         routing=config.routing,
         default_block_tokens=config.model.block_size,
         log=observe.log,
+        holdings=tenants.holdings if tenants is not None else None,
     )
+
+
+def _sources_in(answer: bytes, host: str) -> list[EventSource]:
+    """The event sources that a worker names; none where its answer makes no sense."""
+    from trunkline import observe
+    from trunkline.adapters.event_sources import discovered_sources
+
+    try:
+        return discovered_sources(msgspec.json.decode(answer), worker_host=host)
+    except (ConfigError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+        observe.log.warning("worker.odd_event_sources", host=host, why=str(error))
+        return []
 
 
 def _feed_limits(bounds: DirectoryConfig) -> FeedLimits:
@@ -324,7 +325,12 @@ def _feed_limits(bounds: DirectoryConfig) -> FeedLimits:
 
 
 def _front_parts(
-    config: Config, core: Core, membership: Membership, clock: SystemClock, tenancy: Tenancy
+    config: Config,
+    core: Core,
+    membership: Membership,
+    clock: SystemClock,
+    tenancy: Tenancy,
+    picker: Picker,
 ) -> FrontParts:
     from trunkline import cli, observe
     from trunkline.gateway.front import FrontParts
@@ -347,7 +353,7 @@ def _front_parts(
         return readiness_of(core.fleet, membership, clock.boot())
 
     return FrontParts(
-        picker=core.picker,
+        picker=picker,
         tenancy=tenancy,
         models=models,
         readiness=readiness,

@@ -135,6 +135,7 @@ def test_the_openai_client_with_a_wrong_key_is_told_so(locked: Gateway) -> None:
     stranger = openai.OpenAI(base_url=f"{locked.url}/v1", api_key="sk-other", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         stranger.models.list()
+    assert locked.metric("auth_refusals_total", reason="wrong") >= 1
 
 
 def test_the_openai_client_hears_of_an_empty_fleet_as_unavailable(started: Processes) -> None:

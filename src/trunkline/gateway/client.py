@@ -60,8 +60,8 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_body", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front",
         "_has_waited", "_head", "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed",
-        "_principal", "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s", "_started_ms",
-        "_state", "_transport", "_unfetched", "_written_bytes", "is_paused",
+        "_principal", "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s",
+        "_started_ms", "_state", "_transport", "_unfetched", "_written_bytes", "is_paused",
     )  # fmt: skip
 
     def __init__(self, front: Front) -> None:
