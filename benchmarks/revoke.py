@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import uvloop
@@ -41,7 +41,7 @@ from trunkline.replay.processes import Child, endpoint_of, start_child
 BAR_ALIVE_MS = 100.0
 BAR_STOPPED_MS = 3_200.0
 STOPPED_ROUNDS = 3
-TENANT = Subject(kind=SubjectKind.MODEL, path="benchmark")
+SUBJECT = Subject(kind=SubjectKind.MODEL, path="benchmark")
 ME = Intent(actor="benchmark", reason="benchmark")
 
 
@@ -94,42 +94,62 @@ async def stream(url: str, number: int, stop: asyncio.Event) -> None:
         await client.send("/v1/completions", words)
 
 
+@asynccontextmanager
+async def streaming(workers: list[Child], streams: int) -> AsyncGenerator[None]:
+    """So many streams at a time, spread over the workers."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for number in range(streams):
+            url = workers[number % len(workers)].ready["url"]
+            group.create_task(stream(url, number, stop))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def alive_receipts_ms(revoker: Revoker, worker_count: int, rounds: int) -> list[float]:
+    """Sorted."""
+    taken_ms: list[float] = []
+    for _ in range(rounds):
+        receipt = await revoker.invalidate(SUBJECT, ME)
+        assert len(receipt.acked) == worker_count + 1, receipt
+        taken_ms.append(receipt.ms)
+        await asyncio.sleep(0.02)
+    return sorted(taken_ms)
+
+
+async def stopped_receipts_ms(revoker: Revoker, workers: list[Child]) -> list[float]:
+    """With the first worker stopped each time, and going on in between."""
+    taken_ms: list[float] = []
+    for _ in range(STOPPED_ROUNDS):
+        workers[0].process.send_signal(signal.SIGSTOP)
+        try:
+            receipt = await revoker.invalidate(SUBJECT, ME)
+        finally:
+            workers[0].process.send_signal(signal.SIGCONT)
+        assert len(receipt.acked) == len(workers), receipt
+        assert len(receipt.fenced) == 1, receipt
+        taken_ms.append(receipt.ms)
+        await asyncio.sleep(2.5)
+    return taken_ms
+
+
 async def measure(worker_count: int, rounds: int, streams: int) -> dict[str, object]:
     flags = ["--profile", "fifo:1,0.0001,50", "--blocks", "20000"]
-    workers = [await start_child(f"w{n}", ["worker", *flags]) for n in range(worker_count)]
-    for child in workers:
-        await child.wait_ready()
-    stop = asyncio.Event()
-    load = [
-        asyncio.create_task(stream(workers[n % worker_count].ready["url"], n, stop))
-        for n in range(streams)
-    ]
-    alive_ms: list[float] = []
-    stopped_ms: list[float] = []
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            async with revoking(workers, Path(folder)) as revoker:
-                for _ in range(rounds):
-                    receipt = await revoker.invalidate(TENANT, ME)
-                    assert len(receipt.acked) == worker_count + 1, receipt
-                    alive_ms.append(receipt.ms)
-                    await asyncio.sleep(0.02)
-                stop.set()
-                await asyncio.gather(*load)
-                for _ in range(STOPPED_ROUNDS):
-                    workers[0].process.send_signal(signal.SIGSTOP)
-                    receipt = await revoker.invalidate(TENANT, ME)
-                    workers[0].process.send_signal(signal.SIGCONT)
-                    assert len(receipt.acked) == worker_count, receipt
-                    assert len(receipt.fenced) == 1, receipt
-                    stopped_ms.append(receipt.ms)
-                    await asyncio.sleep(2.5)
-    finally:
-        stop.set()
-        workers[0].process.send_signal(signal.SIGCONT)
+    async with AsyncExitStack() as stack:
+        workers: list[Child] = []
+        for n in range(worker_count):
+            child = await start_child(f"w{n}", ["worker", *flags])
+            stack.push_async_callback(child.stop)
+            workers.append(child)
         for child in workers:
-            await child.stop()
-    alive_ms.sort()
+            await child.wait_ready()
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        revoker = await stack.enter_async_context(revoking(workers, Path(folder)))
+        async with streaming(workers, streams):
+            alive_ms = await alive_receipts_ms(revoker, worker_count, rounds)
+        stopped_ms = await stopped_receipts_ms(revoker, workers)
     p99_ms = percentile(alive_ms, 0.99)
     return {
         "benchmark": "revoke",
