@@ -20,7 +20,7 @@ from trunkline.control.changes import EpochRaised, SubjectEnabled
 from trunkline.control.supervised import Supervised
 from trunkline.core.freshness import LeaseGrants
 from trunkline.core.principals import Principal
-from trunkline.core.publics import PublicBook, PublicPrefix
+from trunkline.core.publics import PublicBook, PublicPrefix, require_room
 from trunkline.errors import ConfigError
 from trunkline.gateway.authenticate import Authenticator, Credentials, OpenDoor, StaticKey
 from trunkline.gateway.contracts import EVERYBODY
@@ -81,27 +81,30 @@ class Tenants:
                 return  # most changes are to something else
             last[0] = book.publics
             wall_ms = self.clock.wall() * 1_000.0
-            publics.swap(PublicBook(publics_in_use(book, core.identity(1), wall_ms, self.log)))
+            publics.swap(publics_in_use(book, core.identity(1), wall_ms, self.log))
 
         take_in(self.registry.book)
         self.registry.subscribe(lambda committed: take_in(committed.book))
 
 
-def publics_in_use(
-    book: Book, model: ModelIdentity, wall_ms: float, log: EventLog
-) -> list[PublicPrefix]:
-    """What is registered, approved and has not ended, as the data plane has it."""
+def publics_in_use(book: Book, model: ModelIdentity, wall_ms: float, log: EventLog) -> PublicBook:
+    """What is registered, approved and has not ended, as the data plane has it. What does not fit,
+    by a registry of other bounds, is left out and named.
+    """
     known: list[PublicPrefix] = []
+    token_count = 0
     for record in book.publics.values():
         if not record.is_live(wall_ms):
             continue
         try:
-            PublicBook([*known, prefix := prefix_of(record, model)])
+            prefix = prefix_of(record, model)
+            require_room(len(known) + 1, token_count + prefix.token_count)
         except ValueError as error:
             log.error("public.left_out", prefix=record.name, why=str(error))
         else:
             known.append(prefix)
-    return known
+            token_count += prefix.token_count
+    return PublicBook(known)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_public_prefixes_that_ran_out_leave_the_bound_of_the_data_plane_to_other
     book = Book(publics=over | good)
     found = publics_in_use(book, ModelIdentity(model_id="m", block_tokens=1), WALL_MS, LOG)
     assert {prefix.public_id for prefix in found} == set(good)
+
+
+def test_what_the_data_plane_does_not_take_is_left_out_and_the_rest_is_shared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = dataclasses.replace(registered(5, WALL_MS + 1), approvers=("b", "b"))
+    good = {an_id(n): registered(n, WALL_MS + 1) for n in range(10, 11 + MAX_PREFIXES)}
+    book = Book(publics={an_id(5): wrong, **good})
+    found = publics_in_use(book, ModelIdentity(model_id="m", block_tokens=1), WALL_MS, LOG)
+    assert {prefix.public_id for prefix in found} == set(good) - {an_id(10 + MAX_PREFIXES)}
+    assert caplog.text.count("public.left_out") == 2
 
 
 def test_the_root_key_is_in_no_text_of_an_authority() -> None:

@@ -28,6 +28,7 @@ from trunkline.control.changes import (
     KeyAdded,
     KeyRevoked,
     OrgAdded,
+    PublicApproved,
     PublicWithdrawn,
     TenantAdded,
     encode_entry,
@@ -37,6 +38,7 @@ from trunkline.control.key_shelf import KEPT_ENDED_KEYS
 from trunkline.control.memory_store import MemoryStore
 from trunkline.control.registry import Registry
 from trunkline.core import credentials
+from trunkline.core.publics import MAX_AUDIENCE, MAX_BOOK_TOKENS, MAX_PREFIXES
 from trunkline.errors import Busy, ChangeRefused
 from trunkline.worker.agent import MAX_SUBJECTS
 
@@ -249,6 +251,40 @@ def test_public_prefixes_that_ran_out_or_were_withdrawn_take_no_room_and_no_name
             assert list(book.publics) == [an_id(number) for number in (50, 51, 52, 53)]
         with pytest.raises(ChangeRefused, match="no public prefix"):
             await registry.commit(PublicWithdrawn(public_id=an_id(50)), late)
+
+    run(scenario())
+
+
+def test_no_prefix_is_registered_that_the_data_plane_would_leave_out() -> None:
+    bounds = Limits()
+    assert (bounds.publics, bounds.public_tokens) == (MAX_PREFIXES, MAX_BOOK_TOKENS)
+    orgs = tuple(an_id(number) for number in range(100, 101 + MAX_AUDIENCE))
+    crowd = msgspec.structs.replace(a_prefix(52, "crowd"), audience=orgs)
+
+    async def scenario() -> None:
+        registry = await fresh(ORG, limits=Limits(public_tokens=5 * 16))
+        await commit_all(registry, a_prefix(50, "first", blocks=2), a_prefix(51, "second"))
+        with pytest.raises(ChangeRefused, match="96 tokens of public prefixes, at most 80"):
+            await commit_all(registry, a_prefix(52, "third", blocks=2))
+        for number, org in enumerate(orgs):
+            await commit_all(registry, OrgAdded(org=org, name=f"o{number}"))
+        await commit_all(registry, PublicWithdrawn(public_id=an_id(51)))
+        with pytest.raises(ChangeRefused, match="4097 organisations in the audience of crowd"):
+            await commit_all(registry, crowd)
+
+    run(scenario())
+
+
+def test_what_was_proposed_under_wider_bounds_is_not_approved_beyond_them() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        registry = await Registry.load(store, HandClock())
+        await commit_all(registry, ORG, a_prefix(50, "first"), a_prefix(51, "second"))
+        narrow = await Registry.load(store, HandClock(), limits=Limits(publics=1))
+        with pytest.raises(ChangeRefused, match="2 public prefixes, at most 1"):
+            await narrow.commit(PublicApproved(public_id=an_id(50)), intent("bob"))
+        await commit_all(narrow, PublicWithdrawn(public_id=an_id(51)))
+        await narrow.commit(PublicApproved(public_id=an_id(50)), intent("bob"))
 
     run(scenario())
 

@@ -15,6 +15,7 @@ from trunkline.control.changes import TenantPolicySet
 from trunkline.core.credentials import KeyBook, KeyRecord
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
+from trunkline.core.publics import MAX_BOOK_TOKENS, MAX_PREFIXES
 from trunkline.errors import UnknownName
 
 APPROVERS_NEEDED = 2
@@ -28,8 +29,10 @@ class Limits:
     tenants: int = 100_000
     tenant_keys: int = 1_000
     """Keys of one tenant that are good, or will be."""
-    publics: int = 1_000
-    """That have not ended."""
+    publics: int = MAX_PREFIXES
+    """That have not ended: as many as the data plane takes, so that what is approved is used."""
+    public_tokens: int = MAX_BOOK_TOKENS
+    """Of these together."""
     raised_users: int = 1_000
     """Users of one tenant that were ever raised; to revoke them, as many again."""
     raised_names: int = 30_000
@@ -98,6 +101,10 @@ class PublicPrefix:
     not_after_ms: int
     reason: str = ""
     is_withdrawn: bool = False
+
+    @property
+    def token_count(self) -> int:
+        return len(self.tokens) // 4
 
     def has_ended(self, wall_ms: float) -> bool:
         """Whether it can never be used again."""

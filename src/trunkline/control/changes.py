@@ -12,7 +12,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-MAX_PUBLIC_TOKENS = 131_072
+from trunkline.core.publics import MAX_PREFIX_TOKENS
+
+MAX_PUBLIC_TOKENS = MAX_PREFIX_TOKENS
 # A public prefix of the longest allowed length, four bytes a token, and its words.
 MAX_ENTRY_BYTES = 4 * MAX_PUBLIC_TOKENS + 65_536
 

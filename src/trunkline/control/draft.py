@@ -26,6 +26,7 @@ from trunkline.control.book import (
 from trunkline.control.key_shelf import KeyShelf, key_record
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
+from trunkline.core.publics import MAX_AUDIENCE
 
 MAX_PUBLIC_DAYS = 90
 KEPT_ENDED_PUBLICS = 100
@@ -160,6 +161,7 @@ class Draft:
             self._put_public(replace(prefix, is_withdrawn=True))
         elif self._limits is not None or self._person(intent) not in prefix.people:
             self._put_public(_approved(prefix, intent, self._person(intent)))
+            self._require_publics_fit(prefix, intent.wall_ms)
 
     def _propose(self, prefix: PublicPrefix, intent: log.Intent) -> None:
         """What ran out or was withdrawn gives its place to the new one, and its name."""
@@ -172,9 +174,21 @@ class Draft:
         for oldest in ended[: max(0, len(ended) - KEPT_ENDED_PUBLICS)]:
             self._forget_public(oldest)
         self._put_public(replace(prefix, people=(self._person(intent),)))
-        if self._limits is not None:
-            in_use = sum(not p.has_ended(intent.wall_ms) for p in self._publics.values())
-            _require(in_use, self._limits.publics, "public prefixes")
+        self._require_publics_fit(prefix, intent.wall_ms)
+
+    def _require_publics_fit(self, prefix: PublicPrefix, wall_ms: int) -> None:
+        """That the data plane takes it beside all others that may be in use."""
+        if self._limits is None:
+            return
+        in_use = [other for other in self._publics.values() if not other.has_ended(wall_ms)]
+        _require(len(in_use), self._limits.publics, "public prefixes")
+        token_count = sum(other.token_count for other in in_use)
+        _require(token_count, self._limits.public_tokens, "tokens of public prefixes")
+        _require(
+            len(prefix.audience or ()),
+            MAX_AUDIENCE,
+            f"organisations in the audience of {prefix.name}",
+        )
 
     def _forget_public(self, prefix: PublicPrefix) -> None:
         self._publics = {**self._publics}

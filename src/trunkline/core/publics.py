@@ -102,6 +102,16 @@ def packed(tokens: array[int]) -> bytes:
     return tokens.tobytes()
 
 
+def require_room(prefix_count: int, token_count: int) -> None:
+    """Raises ValueError where that is more than one book takes."""
+    if prefix_count > MAX_PREFIXES:
+        raise ValueError(f"{prefix_count} public prefixes, at most {MAX_PREFIXES} are allowed")
+    if token_count > MAX_BOOK_TOKENS:
+        raise ValueError(
+            f"public prefixes of {token_count} tokens, at most {MAX_BOOK_TOKENS} are allowed"
+        )
+
+
 def check_term(prefix: PublicPrefix, now_ms: float) -> None:
     """Raises ValueError where a registration made now has ended already, or lasts too long."""
     if not now_ms < prefix.not_after_ms <= now_ms + MAX_TERM_MS:
@@ -127,13 +137,7 @@ class PublicBook:
         self._prefixes = {prefix.public_id: prefix for prefix in listed}
         if len(self._prefixes) < len(listed):
             raise ValueError("two public prefixes have one id")
-        if len(listed) > MAX_PREFIXES:
-            raise ValueError(f"{len(listed)} public prefixes, at most {MAX_PREFIXES} are allowed")
-        token_count = sum(prefix.token_count for prefix in listed)
-        if token_count > MAX_BOOK_TOKENS:
-            raise ValueError(
-                f"public prefixes of {token_count} tokens, at most {MAX_BOOK_TOKENS} are allowed"
-            )
+        require_room(len(listed), sum(prefix.token_count for prefix in listed))
         self._by_model: dict[tuple[str, ...], list[PublicPrefix]] = {}
         for prefix in sorted(listed, key=lambda one: one.public_id):
             self._by_model.setdefault(_model_key(prefix), []).append(prefix)
