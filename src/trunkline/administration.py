@@ -41,6 +41,7 @@ from trunkline.control.book import Book, Check, PublicPrefix, Tenant
 from trunkline.control.draft import token_digest
 from trunkline.control.key_shelf import key_added
 from trunkline.control.ledger import Ledger, Recorded
+from trunkline.control.receipts import Receipt
 from trunkline.control.registry import Registry
 from trunkline.control.revocation import Revoker
 from trunkline.core.credentials import (
@@ -54,7 +55,7 @@ from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
 from trunkline.core.principals import Principal
 from trunkline.core.rates import TokenBucket
-from trunkline.errors import ChangeRefused, UnknownName
+from trunkline.errors import AccessEnded, ChangeRefused, UnknownName
 from trunkline.gateway.authenticate import Credentials
 from trunkline.gateway.backend import (
     AuditOrder,
@@ -128,12 +129,12 @@ class Administration:
             principal = self._parts.credentials.principal(authorization, source)
         except ClientError:
             return None
-        if principal.auth_method != "key" or principal.tenant not in self._book.tenants:
+        if principal.auth_method != "key":
             return None
         try:
-            self._book.table.admit(principal, "")
-        except PermissionError:
-            return None  # it was revoked, or its tenant or organisation was
+            check_caller(self._book, principal, self._wall_ms())
+        except AccessEnded:
+            return None
         return principal
 
     def refused(self, caller: Caller | None, action: str, source: str, why: str) -> None:
@@ -303,23 +304,24 @@ class Administration:
     # -- revocations -----------------------------------------------------------------------------
 
     async def revoke(self, call: Call, subject: str) -> ReceiptView | None:
-        target = self._subject(call, subject)
-        if target is None:
-            return None
-        self._raises.charge(call)
-        receipt = await self._parts.revoker.revoke(
-            target, self._intent(call), self._check(call), party=party_of(call)
-        )
-        return receipt_view(self._book, receipt, call.extent)
+        act = partial(self._parts.revoker.revoke, party=party_of(call))
+        return await self._raise(call, subject, act)
 
     async def invalidate(self, call: Call, subject: str) -> ReceiptView | None:
+        act = partial(self._parts.revoker.invalidate, party=party_of(call))
+        return await self._raise(call, subject, act)
+
+    async def _raise(
+        self,
+        call: Call,
+        subject: str,
+        act: Callable[[Subject, log.Intent, Check], Awaitable[Receipt]],
+    ) -> ReceiptView | None:
         target = self._subject(call, subject)
         if target is None:
             return None
         self._raises.charge(call)
-        receipt = await self._parts.revoker.invalidate(
-            target, self._intent(call), self._check(call), party=party_of(call)
-        )
+        receipt = await act(target, self._intent(call), self._check(call))
         return receipt_view(self._book, receipt, call.extent)
 
     async def enable(self, call: Call, subject: str) -> Done | None:

@@ -23,6 +23,8 @@ from trunkline.core.principals import Principal, Role
 SECRET_HASH_BYTES = 32
 KEY_TEXT_BYTES = 3 + 16 + 1 + 43
 """`pk_`, an id, `_`, a secret."""
+KEY_PREFIX = b"pk_"
+"""What the text of every API key begins with."""
 
 MAX_KEYS = 100_000
 """Keys in one book, revoked ones included. A change copies the book: 3 ms for so many."""

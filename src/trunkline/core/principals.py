@@ -75,6 +75,10 @@ class Principal:
         return not name or self.adapters is None or name in self.adapters
 
 
+class ScopeTooWide(PermissionError):
+    """A request may narrow the scope that its tenant's policy gives, and no more."""
+
+
 WIDTHS = (ScopeKind.ORG, ScopeKind.TENANT, ScopeKind.USER, ScopeKind.SESSION, ScopeKind.NONE)
 """Scopes from wide to narrow: a request can only go to the right. `PUBLIC` is beside them."""
 
@@ -83,12 +87,12 @@ def narrowed(principal: Principal, wish: ScopeKind | None, session: str) -> Scop
     """The scope of one request: the tenant's default, or the narrower one that was wished for.
 
     None is scope `none`: nothing may be reused and nothing kept. `session` is the id that the
-    gateway gave the session. Raises PermissionError for a wider scope than the default, ValueError
+    gateway gave the session. Raises ScopeTooWide for a wider scope than the default, ValueError
     for one that this principal has no part for (a user, a session).
     """
     kind = principal.default_scope if wish is None else wish
     if kind is ScopeKind.PUBLIC or WIDTHS.index(kind) < WIDTHS.index(principal.default_scope):
-        raise PermissionError(f"scope {kind.value} is wider than {principal.default_scope.value}")
+        raise ScopeTooWide(f"scope {kind.value} is wider than {principal.default_scope.value}")
     if kind is ScopeKind.NONE:
         return None
     if kind is ScopeKind.ORG:

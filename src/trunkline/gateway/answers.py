@@ -34,6 +34,11 @@ ECHO_BYTES = 64
 NOT_FOUND = Refusal(status=404, code="not_found", message="there is nothing here")
 """One shape for unknown paths, admin paths and foreign things alike."""
 
+SCOPE_WIDENING = Refusal(
+    status=403,
+    code="scope_widening",
+    message="x-cache-scope may only narrow sharing: user, session or none",
+)
 UNREADABLE = Refusal(code="invalid_prompt", message="the prompt cannot be rendered or tokenised")
 
 

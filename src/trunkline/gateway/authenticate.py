@@ -26,6 +26,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
 from trunkline.core.credentials import (
+    KEY_PREFIX,
     KEY_TEXT_BYTES,
     Credential,
     CredentialProblem,
@@ -159,7 +160,7 @@ class Credentials:
         given = bearer(authorization)
         problem = _problem_of(authorization, given)
         if problem is None:
-            if self._tokens is None or given.startswith(b"pk_"):
+            if self._tokens is None or given.startswith(KEY_PREFIX):
                 outcome = self._key(given)
             else:
                 outcome = self._token(self._tokens, given, address)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from trunkline.core.identity import ScopeKind
+from trunkline.gateway.answers import SCOPE_WIDENING
 from trunkline.gateway.contracts import ClientError, Refusal
 from trunkline.gateway.head import RequestHead
 
@@ -38,8 +39,7 @@ def wished_scope(headers: dict[bytes, bytes]) -> ScopeKind | None:
         return None
     kind = _SCOPES.get(wish.lower())
     if kind is None:
-        text = "x-cache-scope may only narrow sharing: user, session or none"
-        raise ClientError(Refusal(status=403, code="scope_widening", message=text))
+        raise ClientError(SCOPE_WIDENING)
     return kind
 
 

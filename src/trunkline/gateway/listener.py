@@ -24,8 +24,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.config import ListenConfig, is_loopback, is_printable_ascii
+from trunkline.core.credentials import KEY_PREFIX
 from trunkline.core.principals import Principal
 from trunkline.errors import ConfigError
+from trunkline.gateway.authenticate import bearer
 from trunkline.gateway.backend import Call, Caller
 
 MAX_BODY_BYTES = 1 << 20
@@ -34,7 +36,6 @@ BODY_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 4_096
 GRACE_S = 5
 
-_API_KEY = b"pk_"
 _MAX_REQUEST_ID_CHARS = 64
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -161,7 +162,7 @@ class Guard:
         source = str(scope["client"][0]) if scope.get("client") else ""
         request_id = _request_id(headers)
         authorization = headers.get("authorization", "").encode("latin-1")
-        is_key = authorization.partition(b" ")[2].lstrip(b" ").startswith(_API_KEY)
+        is_key = bearer(authorization).startswith(KEY_PREFIX)
         # Whoever brings a credential is who it says, or nobody: a mistyped key is no operator's.
         is_named = authorization != b"" and self._door is not None
         if is_bearer(headers, self._key) and (self._key or not is_named):

@@ -23,10 +23,10 @@ from trunkline.core.epochs import (
     scoped,
 )
 from trunkline.core.identity import Epochs, Scope, ScopeKind
-from trunkline.core.principals import Principal, Role, narrowed
+from trunkline.core.principals import Principal, Role, ScopeTooWide, narrowed
 from trunkline.errors import GatewayError
 from trunkline.gateway.allowance import Allowance
-from trunkline.gateway.answers import unknown_model
+from trunkline.gateway.answers import SCOPE_WIDENING, unknown_model
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Refusal
 
 MAX_GRANTS = 65_536
@@ -174,7 +174,7 @@ class Tenancy:
         try:
             self._table.admit(principal, "")
         except PermissionError as error:
-            raise _forbidden(None, error) from error
+            raise _forbidden(error) from error
 
     def is_current(self, request: InferenceRequest) -> bool:
         """Whether what was decided for it holds: its salt is one that may still be sent."""
@@ -289,7 +289,7 @@ class Tenancy:
             admission = self._table.admit(principal, served or model, adapter)
             scope = narrowed(principal, asked.wish, asked.session)
         except PermissionError as error:
-            raise _forbidden(asked, error) from error
+            raise _forbidden(error) from error
         except ValueError as error:
             raise ClientError(Refusal(code="scope_not_available", message=str(error))) from error
         return Grant(
@@ -318,9 +318,8 @@ def _may_use(principal: Principal, model: str, served: str, adapter: str) -> boo
     return bool(adapter) and principal.may_use_model(served) and principal.may_use_adapter(adapter)
 
 
-def _forbidden(asked: Asked | None, error: PermissionError) -> ClientError:
-    if asked is not None and asked.wish is not None and "wider" in str(error):
-        text = "x-cache-scope may only narrow sharing: user, session or none"
-        return ClientError(Refusal(status=403, code="scope_widening", message=text))
+def _forbidden(error: PermissionError) -> ClientError:
+    if isinstance(error, ScopeTooWide):
+        return ClientError(SCOPE_WIDENING)
     text = "access was revoked; ask your operator"
     return ClientError(Refusal(status=403, code="access_revoked", message=text))
