@@ -185,15 +185,22 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _administer(arguments: argparse.Namespace) -> int:
-    """Any verb of `tenant_commands.COMMANDS`."""
+    """Any verb of `tenant_commands.COMMANDS`. With `--json` an error is on standard output too, as
+    the gateway words errors.
+    """
     from trunkline import audit_answers, tenant_answers
-    from trunkline.terminal import Terminal
+    from trunkline.terminal import Terminal, print_json
 
     terminal = Terminal(environ=os.environ, out=sys.stdout, err=sys.stderr, wall_s=time.time)
-    if arguments.command == "audit verify" and arguments.dir:
-        found = _verified_files(arguments)
-        return audit_answers.print_verification(arguments, found, terminal)
-    return tenant_answers.run(arguments, terminal)
+    try:
+        if arguments.command == "audit verify" and arguments.dir:
+            found = _verified_files(arguments)
+            return audit_answers.print_verification(arguments, found, terminal)
+        return tenant_answers.run(arguments, terminal)
+    except GatewayError as error:
+        if arguments.json:
+            print_json(tenant_answers.error_object(error), terminal)
+        raise
 
 
 def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as JSON has it

@@ -1,4 +1,5 @@
-"""Puts together the verbs that need no fleet of anybody's: worker, simulate, replay, demo.
+"""Puts together the verbs that need no fleet of anybody's: worker, simulate, plan, replay,
+demo.
 
 Read `wiring.py` for `trunkline serve`.
 """

@@ -33,22 +33,15 @@ MAX_CHECKPOINTS_BYTES = 64 << 20
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Carry out one verb of `tenant_commands.COMMANDS`; its exit code. With `--json` an error is on
-    standard output too, as the gateway words errors.
-    """
+    """Carry out one verb of `tenant_commands.COMMANDS`; its exit code."""
     key, source = arguments.admin_key, "--admin-key"
     if key is None:
         key, source = terminal.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
-    try:
-        client = AdminClient(arguments.admin_url, key, source)
-        return _RUNS[arguments.command](arguments, client, terminal)
-    except GatewayError as error:
-        if arguments.json:
-            print_json(_error_object(error), terminal)
-        raise
+    client = AdminClient(arguments.admin_url, key, source)
+    return _RUNS[arguments.command](arguments, client, terminal)
 
 
-def _error_object(error: GatewayError) -> Json:
+def error_object(error: GatewayError) -> Json:
     """What the gateway said, or of what never reached it the same in its shape."""
     if isinstance(error, AdminRefused):
         return error.answer

@@ -57,7 +57,9 @@ def _where(parser: argparse.ArgumentParser) -> None:
         f" here itself everyone on the machine can see [${KEY_VARIABLE}, else none]",
     )
     group.add_argument(
-        "--json", action="store_true", help="print JSON instead of text, errors as well"
+        "--json",
+        action="store_true",
+        help="print JSON instead of text; errors as well, but for a flag that is not understood",
     )
 
 

@@ -16,6 +16,7 @@ from trunkline.core.principals import WIDTHS, Principal
 from trunkline.core.publics import PublicPrefix
 
 MAX_POLICIES = 65_536
+_OPEN = Quota()
 
 
 class Policies:
@@ -39,7 +40,7 @@ class Policies:
 
     def allowance_of(self, tenant: str) -> Quota:
         """As `quota_of`, with a default for whoever is not in the book."""
-        return self.quota_of(tenant) or Quota()
+        return self.quota_of(tenant) or _OPEN
 
     def applied(self, principal: Principal) -> Principal:
         """The principal with its tenant's default scope, where its credential names no narrower.

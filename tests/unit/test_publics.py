@@ -110,8 +110,8 @@ def test_an_organisation_outside_the_audience_matches_nothing_of_it() -> None:
 
 def test_a_prefix_ends_with_its_term() -> None:
     book = PublicBook([prefix()])
-    assert find(book, PROMPT, now_ms=LATER_MS) == ("handbook", 10)
-    assert find(book, PROMPT, now_ms=LATER_MS + 1) is None
+    assert find(book, PROMPT, now_ms=LATER_MS - 0.5) == ("handbook", 10)
+    assert find(book, PROMPT, now_ms=LATER_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_the_tree_finds_what_a_search_through_all_prefixes_finds(
             f"p{number}",
             tokens,
             audience=None if org is None else frozenset({org}),
-            not_after_ms=LATER_MS if lasts else NOW_MS - 1,
+            not_after_ms=LATER_MS if lasts else NOW_MS,
         )
         for number, (tokens, org, lasts) in enumerate(prefixes)
     ]

@@ -85,6 +85,13 @@ def test_errors_are_json_on_standard_output_where_json_was_asked_for(shell: Shel
     assert (code, json.loads(out)["error"]["code"]) == (cli.MISUSED, "config_error")
 
 
+def test_errors_of_files_are_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["audit", "verify", "--dir", "/absent", "--json"]) == cli.MISUSED
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["code"] == "config_error"
+    assert err == "trunkline: --dir /absent is no folder\n"
+
+
 def test_the_client_port_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
     body = answers.refused(answers.NOT_FOUND, "request-1").body
     head = f"HTTP/1.1 404 Not Found\r\ncontent-length: {len(body)}\r\n\r\n".encode()

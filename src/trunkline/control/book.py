@@ -15,7 +15,7 @@ from trunkline.control.changes import TenantPolicySet
 from trunkline.core.credentials import KeyBook, KeyRecord
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
-from trunkline.core.publics import MAX_BOOK_TOKENS, MAX_PREFIXES
+from trunkline.core.publics import MAX_BOOK_TOKENS, MAX_PREFIXES, has_ended
 from trunkline.errors import UnknownName
 
 APPROVERS_NEEDED = 2
@@ -108,7 +108,7 @@ class PublicPrefix:
 
     def has_ended(self, wall_ms: float) -> bool:
         """Whether it can never be used again."""
-        return self.is_withdrawn or wall_ms >= self.not_after_ms
+        return self.is_withdrawn or has_ended(self.not_after_ms, wall_ms)
 
     def is_live(self, wall_ms: float) -> bool:
         """Whether it may be used at this wall time."""

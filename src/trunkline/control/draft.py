@@ -166,7 +166,7 @@ class Draft:
     def _propose(self, prefix: PublicPrefix, intent: log.Intent) -> None:
         """What ran out or was withdrawn gives its place to the new one, and its name."""
         namesake = self._publics.get(self._names.get(f"public/{prefix.name}", ""))
-        if namesake is not None and intent.wall_ms >= namesake.not_after_ms:
+        if namesake is not None and namesake.has_ended(intent.wall_ms):
             del self._own_names()[f"public/{prefix.name}"]
             self._put_public(replace(namesake, is_withdrawn=True))
         self._take_name("public", prefix.name, prefix.public_id)
@@ -399,7 +399,7 @@ def _approved(prefix: PublicPrefix, intent: log.Intent, person: str) -> PublicPr
     once.
     """
     name = prefix.name
-    if intent.wall_ms >= prefix.not_after_ms:
+    if prefix.has_ended(intent.wall_ms):
         raise ValueError(f"public prefix {name} has run out")
     if len(prefix.approvers) >= APPROVERS_NEEDED:
         raise ValueError(f"public prefix {name} has its {APPROVERS_NEEDED} approvers")

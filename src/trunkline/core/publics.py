@@ -52,7 +52,7 @@ class PublicPrefix:
     tokenizer_digest: str = ""
     template_digest: str = ""
     not_after_ms: int
-    """Wall clock, since 1970."""
+    """Wall clock, since 1970: the first moment in which it is none any more."""
     epoch: int = 0
     reason: str = ""
 
@@ -87,13 +87,21 @@ class PublicPrefix:
         """What the namespace of its blocks is derived for, with `epoch` as its public epoch."""
         return Scope(kind=ScopeKind.PUBLIC, public_id=self.public_id)
 
+    def has_ended(self, now_ms: float) -> bool:
+        return has_ended(self.not_after_ms, now_ms)
+
     def is_for(self, org: str, now_ms: float) -> bool:
         """Whether a principal of an organisation may hit it now."""
-        return now_ms <= self.not_after_ms and (self.audience is None or org in self.audience)
+        return not self.has_ended(now_ms) and (self.audience is None or org in self.audience)
 
     def is_of(self, model: ModelIdentity) -> bool:
         """Whether its tokens mean the same to a model, adapter, tokenizer and template included."""
         return _model_key(self) == _model_key(model)
+
+
+def has_ended(not_after_ms: int, now_ms: float) -> bool:
+    """Whether the term of a registration is over, for registry and data plane alike."""
+    return now_ms >= not_after_ms
 
 
 def packed(tokens: array[int]) -> bytes:

@@ -68,5 +68,5 @@ class PublicPrefixes:
         now_ms = self._wall_ms()
         for prefix in self._book:
             grant = self._grant_of(prefix.public_id)
-            if grant is not None and prefix.is_of(model) and now_ms <= prefix.not_after_ms:
+            if grant is not None and prefix.is_of(model) and not prefix.has_ended(now_ms):
                 yield prefix, grant

@@ -1,8 +1,8 @@
 """`trunkline replay`: one run for each policy, then the report.
 
-Replay does not know how to start a fleet; `wiring.py` hands it a `StartFleet`. With `--target` it
-sends to a gateway that is there already. Owns exit codes: 0 passed, 1 a false hit, a missed bar or
-nothing measured. Read `run.py` for what happens in between, `flags.py` for the flags.
+Replay does not know how to start a fleet; `rehearsal.py` hands it a `StartFleet`. With `--target`
+it sends to a gateway that is there already. Owns exit codes: 0 passed, 1 a false hit, a missed bar
+or nothing measured. Read `run.py` for what happens in between, `flags.py` for the flags.
 """
 
 from __future__ import annotations
