@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from kv_desk import (
     SIZE,
     SOON,
@@ -15,7 +16,6 @@ from kv_desk import (
     manifests_at,
     owner,
 )
-
 from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason
 from trunkline.kv import Kept, Place

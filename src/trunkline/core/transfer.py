@@ -330,6 +330,10 @@ class Arrival:
         return self.whole_blocks * self._block_bytes + self._offset_bytes
 
     @property
+    def rest_bytes(self) -> int:
+        return self._block_count * self._block_bytes - self.verified_bytes
+
+    @property
     def due_at(self) -> Instant:
         """When the expected chunk must have been verified."""
         return self._due_at
