@@ -63,6 +63,7 @@ class Agent:
 
     takes_tickets = True
     has_salt_regions = True
+    pull = None
 
 
 async def serve(worker_port: int, keys: int, *, is_full: bool) -> None:

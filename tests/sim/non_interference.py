@@ -87,7 +87,7 @@ from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.front import Front, FrontParts, Readiness, serve_front
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.ports.publisher import BlockEvent
-from trunkline.ports.worker import Endpoint, Target
+from trunkline.ports.worker import Endpoint, PullAddress, Target
 from trunkline.worker.app import WorkerParts, build_app
 from trunkline.worker.fence import Fence
 from trunkline.worker.options import WorkerOptions
@@ -123,6 +123,7 @@ class TakesTickets:
 
     takes_tickets: bool = True
     has_salt_regions: bool = True
+    pull: PullAddress | None = None
 
 
 class Link:

@@ -274,6 +274,66 @@ def test_an_answer_that_is_none_is_granted_nothing(name: str, machine: Machine) 
     assert len(machine.grants_seen) >= 3
 
 
+PULL: dict[str, Any] = {
+    "worker": "w:1",
+    "incarnation": "ab",
+    "host": "127.0.0.1",
+    "port": 4_000,
+    "local": "trunkline-kv-1",
+    "layout": "0f" * 16,
+    "block_bytes": 1_024,
+}
+
+
+def with_pull(**changes: Any) -> Change:
+    return lambda body: body | {"pull": PULL | changes}
+
+
+def test_a_worker_says_where_its_blocks_can_be_pulled_from(machine: Machine) -> None:
+    machine.lives(0.1)
+    assert machine.holder.pull is None
+    machine.change = with_pull()
+    machine.lives(1.5)
+    pull = machine.holder.pull
+    assert pull is not None
+    assert (pull.worker, pull.incarnation) == ("w:1", "ab")
+    assert (pull.host, pull.port, pull.local) == ("127.0.0.1", 4_000, "trunkline-kv-1")
+    assert (pull.layout, pull.block_bytes) == (b"\x0f" * 16, 1_024)
+    machine.change = with_pull(local="l" * 107, worker="w" * 256, port=65_535)
+    machine.lives(1.5)
+    assert machine.holder.pull is not None
+    assert machine.holder.pull.port == 65_535
+    machine.change = lambda body: body
+    machine.lives(1.5)
+    assert machine.holder.pull is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"port": 0},
+        {"port": 65_536},
+        {"port": "4000"},
+        {"host": ""},
+        {"worker": "w" * 257},
+        {"local": "l" * 108},
+        {"layout": "0f" * 15},
+        {"layout": "0F" * 16},
+        {"layout": "0f" * 15 + "0\n"},
+        {"incarnation": None},
+        {"block_bytes": 0},
+        {"more": 1},
+    ],
+)
+def test_a_pull_address_that_is_none_makes_no_lease(
+    changes: dict[str, Any], machine: Machine
+) -> None:
+    machine.change = with_pull(**changes)
+    machine.lives(2.5)
+    assert machine.grants_seen == [None] * len(machine.grants_seen)
+    assert machine.holder.pull is None
+
+
 def test_an_ack_is_of_the_life_that_says_it(machine: Machine) -> None:
     machine.lives(0.1)
 

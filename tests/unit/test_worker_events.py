@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from trunkline.adapters.event_publisher import encode_batch
 from trunkline.adapters.vllm_events import decode_batch
 from trunkline.core.events import AllBlocksCleared, BlocksRemoved, BlocksStored
+from trunkline.core.records import Tier
 from trunkline.ports.publisher import BlockRemoved, CacheCleared, RunStored
 
 # One of each event at 1.5 s on rank 0, as recorded from the engine.
@@ -70,3 +72,18 @@ def test_the_gateway_reads_back_what_was_published(is_wide: bool) -> None:
     assert (stored.tokens, stored.parent, stored.salt) == (run.tokens, None, "saltA")
     assert next_stored.parent == stored.hashes[1]
     assert removed.hashes == stored.hashes[:1]
+
+
+@pytest.mark.parametrize(
+    ("tier", "medium"),
+    [(Tier.DEVICE, "GPU"), (Tier.HOST, "CPU"), (Tier.DISK, "DISK"), (Tier.SHARED, "EXTERNAL")],
+)
+def test_each_tier_is_told_in_the_engines_word_and_read_back(tier: Tier, medium: str) -> None:
+    events = [dataclasses.replace(_stored(), tier=tier), BlockRemoved(hash=ONE, tier=tier)]
+    payload = encode_batch(0, events, 0)
+    assert [event["medium"] for event in msgspec.msgpack.decode(payload)[1]] == [medium] * 2
+    stored, removed = decode_batch(0, payload).events
+    assert isinstance(stored, BlocksStored)
+    assert isinstance(removed, BlocksRemoved)
+    assert (stored.tier, removed.tier) == (tier, tier)
+    assert stored.tokens == array("I", [7, 8])

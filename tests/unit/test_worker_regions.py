@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
@@ -12,7 +11,8 @@ from worker_tenants import BLOCK, VOCAB, Store, right, ticket, tokens
 from trunkline.adapters.event_publisher import encode_batch
 from trunkline.adapters.vllm_events import decode_batch
 from trunkline.core.events import BlocksStored
-from trunkline.core.simkv import apply_mask, little_endian
+from trunkline.core.simkv import apply_mask
+from trunkline.core.transfer import kv_chain
 from trunkline.ports.publisher import RunStored
 from trunkline.worker.fence import Reason
 from trunkline.worker.requests import MAX_REGION_BLOCKS, MAX_REGIONS, BadRequest, Reader, Region
@@ -81,9 +81,7 @@ def test_the_names_of_a_region_are_those_of_a_prompt_under_its_salt() -> None:
     plain = store.admitted(FILLER, None, salt="public")
     both = store.admitted(_prompt(), None, salt="a", regions=(PUBLIC,))
     assert both.hashes[:2] == plain.hashes[:2]
-    first_private = hashlib.sha256(both.hashes[1])
-    first_private.update(little_endian(_prompt()[32:48]) + b"salta")
-    assert both.hashes[2] == first_private.digest()
+    assert both.hashes[2] == kv_chain("a", _prompt()[32:48], BLOCK, both.hashes[1])
     other = store.admitted(_prompt(), None, salt="b", regions=(PUBLIC,))
     assert other.hashes[2] != both.hashes[2]
 

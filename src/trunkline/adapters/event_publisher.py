@@ -19,6 +19,7 @@ from typing import Any, assert_never
 import msgspec
 import zmq
 
+from trunkline.core.records import Tier
 from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import BlockEvent, BlockRemoved, CacheCleared, RunStored
 
@@ -26,6 +27,13 @@ TOPIC = "kv-events"
 BUFFER_BATCHES = 10_000
 SEND_QUEUE_BATCHES = 100_000
 _END_MARK = b"\xff" * 8
+_MEDIA = {
+    Tier.DEVICE: "GPU",
+    Tier.HOST: "CPU",
+    Tier.DISK: "DISK",
+    Tier.SHARED: "EXTERNAL",
+}
+"""As engines call their tiers."""
 _LOW_64_BITS = 8  # bytes: the form in which engines name blocks by default
 
 
@@ -119,7 +127,7 @@ def _as_map(event: BlockEvent, *, is_wide: bool) -> dict[str, Any]:
                 "token_ids": _ids(event.tokens),
                 "block_size": event.block_tokens,
                 "lora_id": None,
-                "medium": "GPU",
+                "medium": _MEDIA[event.tier],
                 "lora_name": None,
                 "extra_keys": _extra_keys(event),
                 "group_idx": 0,
@@ -129,7 +137,7 @@ def _as_map(event: BlockEvent, *, is_wide: bool) -> dict[str, Any]:
             return {
                 "type": "BlockRemoved",
                 "block_hashes": [_named(event.hash, is_wide)],
-                "medium": "GPU",
+                "medium": _MEDIA[event.tier],
                 "group_idx": 0,
             }
         case CacheCleared():

@@ -24,10 +24,11 @@ from trunkline.control.receipts import Erase, Erasure, Fence, HolderAck
 from trunkline.core.epochs import EpochTable
 from trunkline.core.freshness import LEASE_BEAT_MS, Grant, LeaseGrants, Order
 from trunkline.core.records import BootInstant
+from trunkline.core.transfer import LAYOUT_BYTES, MAX_NAME_BYTES
 from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
-from trunkline.ports.worker import Endpoint, Fetch, Post
+from trunkline.ports.worker import Endpoint, Fetch, Post, PullAddress
 
 LEASE_PATH = "/trunkline/lease"
 REVOKE_PATH = "/trunkline/revoke"
@@ -38,8 +39,25 @@ TIMEOUT_MS = 1_000.0
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 _Answer = TypeVar("_Answer")
 _Bytes = Annotated[dict[_Word, _Count], msgspec.Meta(max_length=16)]
+
+
+class _PullAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    worker: _Name
+    incarnation: _Name
+    host: _Name
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    local: Annotated[str, msgspec.Meta(max_length=107)] = ""
+    """A unix socket's name is no longer."""
+    layout: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^[0-9a-f]+\Z", min_length=2 * LAYOUT_BYTES, max_length=2 * LAYOUT_BYTES
+        ),
+    ]
+    block_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class _LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +67,7 @@ class _LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     fence: Fence
     erase: Erase
     salt_regions: bool = False
+    pull: _PullAnswer | None = None
 
 
 class _RevokeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +137,22 @@ class WorkerHolder:
     def has_salt_regions(self) -> bool:
         """Whether public prefixes can be shared there."""
         return self._last.salt_regions if self._last else False
+
+    @property
+    def pull(self) -> PullAddress | None:
+        """Where its blocks can be pulled from, as of its newest answer."""
+        told = self._last.pull if self._last else None
+        if told is None:
+            return None
+        return PullAddress(
+            worker=told.worker,
+            incarnation=told.incarnation,
+            host=told.host,
+            port=told.port,
+            local=told.local,
+            layout=bytes.fromhex(told.layout),
+            block_bytes=told.block_bytes,
+        )
 
     @property
     def is_told(self) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trunkline.core.records import Tier
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStored:
@@ -20,6 +22,7 @@ class RunStored:
     salt: str | None = field(repr=False)
     begins_region: bool = False
     """A salt other than that of `parent` begins here: it is told though there is a parent."""
+    tier: Tier = Tier.DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class BlockRemoved:
     """One copy of a block is gone."""
 
     hash: bytes
+    tier: Tier = Tier.DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,22 @@ def ignore_ended(end: AttemptEnd) -> None:
     """For workers that nobody watches."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullAddress:
+    """Where other workers may pull KV blocks from one, as it says itself."""
+
+    worker: str
+    """What it calls itself, and wants to be called in grants."""
+    incarnation: str
+    host: str
+    port: int
+    local: str
+    """The name of its unix socket, for who is on the same host; empty where there is none."""
+    layout: bytes
+    """Digest of what the bytes of a block mean: blocks go only between workers of one layout."""
+    block_bytes: int
+
+
 class WorkerAgent(Protocol):
     """What stands beside a worker's engine and keeps to our epochs; stock engines have none."""
 
@@ -58,6 +74,11 @@ class WorkerAgent(Protocol):
     @property
     def has_salt_regions(self) -> bool:
         """A prompt there can begin under one salt and go on under another."""
+        ...
+
+    @property
+    def pull(self) -> PullAddress | None:
+        """Where its blocks can be pulled from; None where nobody can, or it has not said yet."""
         ...
 
 

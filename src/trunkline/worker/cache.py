@@ -1,6 +1,6 @@
 """The paged prefix cache of one rank: blocks of real KV bytes, shared by reference count.
 
-Semantics follow vLLM: full blocks only, named by a chain of digests that begins with the salt; a
+Semantics follow vLLM: full blocks only, named by a chain of digests under the salt; a
 block whose last user is gone stays resident and hittable until its place is needed; least recently
 freed goes first, the tail of a prefix before its head; a block computed twice is two copies,
 announced twice. What became resident or went away is kept as events until `take_events`.
@@ -15,7 +15,6 @@ is taken, `engine.py` next.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable
 
@@ -34,6 +33,7 @@ from trunkline.worker.blocks import (
     zones_of,
 )
 from trunkline.worker.fence import Closed, Expected, Guard, Reason
+from trunkline.worker.names import name_blocks
 from trunkline.worker.quota import Places
 
 # Looked up once: these are compared for each block.
@@ -41,8 +41,6 @@ _CLEAN = BlockState.CLEAN
 _CONDEMNED = BlockState.CONDEMNED
 _READY = BlockState.READY
 _WORKING = BlockState.WORKING
-
-_NO_PARENT = hashlib.sha256(b"trunkline simulated engine, no parent").digest()
 
 # The bytes do not belong to the namespace whose request met them: they are damaged, or not what the
 # index says. Nobody shall meet them again.
@@ -261,18 +259,7 @@ class BlockCache:
     # -- names and lookups -------------------------------------------------------------------------
 
     def _name(self, sequence: KvSequence) -> None:
-        """Name the full blocks of the tokens that have no name yet."""
-        packed = simkv.little_endian(sequence.tokens)
-        width = self.block_tokens * 4
-        known = sequence.hashes
-        begins = {zone.first: zone.salt for zone in sequence.zones}
-        for start in range(len(known) * width, len(packed) - width + 1, width):
-            digest = hashlib.sha256(known[-1] if known else _NO_PARENT)
-            digest.update(packed[start : start + width])
-            salt = begins.get(len(known))
-            if salt is not None:
-                digest.update(b"salt" + salt.encode("utf-8", "surrogatepass"))
-            known.append(digest.digest())
+        name_blocks(sequence.hashes, sequence.tokens, sequence.zones, self.block_tokens)
 
     def _hits(self, sequence: KvSequence) -> tuple[list[Block], Reason | None]:
         """The longest resident prefix that may be used, and what was wrong with the block behind it
