@@ -1,9 +1,17 @@
-"""An event loop whose time is virtual: where it would wait, it is later at once."""
+"""Event loops whose time is virtual: where they would wait, it is later at once."""
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+from dataclasses import dataclass
+
+from trunkline.core.records import BootInstant, Instant, WallTime
+
+QUIET_S = 0.1
+"""For so long nothing has arrived on any socket: nothing is on its way within one process."""
+
+Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 class _Leap(selectors.SelectSelector):
@@ -13,7 +21,7 @@ class _Leap(selectors.SelectSelector):
         super().__init__()
         self.now_s = 0.0
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float | None = None) -> Ready:
         if timeout is None:
             raise AssertionError("everybody waits, and for nothing that could come")
         self.now_s += max(0.0, timeout)
@@ -29,3 +37,48 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._leap.now_s
+
+
+class _LeapWhenQuiet(selectors.DefaultSelector):
+    """Waits for sockets of this process as long as something may be on its way, and then leaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Ready:
+        if timeout is None or timeout <= 0.0:
+            return super().select(timeout)
+        found = super().select(QUIET_S)
+        if not found:
+            self.now_s += timeout
+        return found
+
+
+class SocketLoop(asyncio.SelectorEventLoop):
+    """Virtual time for both ends of real sockets: however slow the machine is, what is sent takes
+    no time, and only who sleeps makes it later.
+    """
+
+    def __init__(self) -> None:
+        self._leap = _LeapWhenQuiet()
+        super().__init__(self._leap)
+
+    def time(self) -> float:
+        return self._leap.now_s
+
+
+@dataclass(frozen=True, slots=True)
+class LoopClock:
+    """`ports.Clock` on the time of a loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def now(self) -> Instant:
+        return Instant(self.loop.time() * 1e3)
+
+    def boot(self) -> BootInstant:
+        return BootInstant(self.loop.time() * 1e3)
+
+    def wall(self) -> WallTime:
+        return WallTime(1.7e9 + self.loop.time())

@@ -14,6 +14,7 @@ from trunkline.adapters.clock import SystemClock
 from trunkline.core import simkv
 from trunkline.replay.run import ReplayOptions, ReplayResult, replay_trace
 from trunkline.replay.traces import TraceRequest
+from virtual_loop import LoopClock, SocketLoop
 
 VOCAB = 4_096
 CLOCK = SystemClock()
@@ -156,12 +157,19 @@ def requests(count: int, gap_ms: float = 1.0, **changes: Any) -> list[TraceReque
 
 
 def replayed(
-    answer: Answer, trace: list[TraceRequest], options: ReplayOptions | None = None
+    answer: Answer,
+    trace: list[TraceRequest],
+    options: ReplayOptions | None = None,
+    *,
+    on_virtual_time: bool = False,
 ) -> tuple[ReplayResult, Server]:
+    """On virtual time, what is measured is what `answer` slept, to the millisecond."""
+
     async def run() -> tuple[ReplayResult, Server]:
+        clock = LoopClock(asyncio.get_running_loop())
         async with serving(answer) as server:
             chosen = options or ReplayOptions()
-            result = await replay_trace(trace, [server.url], chosen, CLOCK)
-            return result, server
+            return await replay_trace(trace, [server.url], chosen, clock), server
 
-    return asyncio.run(asyncio.wait_for(run(), timeout=20.0))
+    with asyncio.Runner(loop_factory=SocketLoop if on_virtual_time else None) as runner:
+        return runner.run(run())

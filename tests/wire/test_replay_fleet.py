@@ -21,7 +21,7 @@ SMALL = [
 ]
 
 
-def run(*words: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+def run(*words: str, timeout_s: float = 280.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *words], capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -103,13 +103,13 @@ def test_the_demo_fleet_greets_answers_and_ends_in_order(served: subprocess.Pope
     assert "trunkline keys create --tenant acme --create-tenant" in greeting
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": "trunkline-sim", "max_tokens": 3, "messages": messages}
-    answer = httpx.post(f"{found[1]}/v1/chat/completions", json=body, timeout=30.0)
+    answer = httpx.post(f"{found[1]}/v1/chat/completions", json=body, timeout=60.0)
     assert answer.status_code == 200
     assert answer.headers["x-trunkline-decision"].startswith("worker=127.0.0.1:")
     children = children_of(served.pid)
     assert len(children) == 3, "a gateway and two workers"
     served.send_signal(signal.SIGTERM)
-    assert served.wait(timeout=30.0) == 0
+    assert served.wait(timeout=60.0) == 0
     assert served.stdout.read().splitlines()[-1] == "served 1 request, stopped"
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
 
