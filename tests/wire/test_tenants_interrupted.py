@@ -55,5 +55,9 @@ def test_a_revocation_that_a_crash_cut_off_has_its_outcome_after_the_start(
         return [row["subject"] for row in rows]
 
     until(lambda: receipts() == ["tenant/acme"], "its receipt")
-    page = again.gateway.admin("/audit", params={"kind": "OUTCOME"}).json()
-    assert [r for r in page["records"] if r["action"] == "revoke" and r["counts"]]
+
+    def outcomes() -> list[object]:
+        page = again.gateway.admin("/audit", params={"kind": "OUTCOME"}).json()
+        return [r for r in page["records"] if r["action"] == "revoke" and r["counts"]]
+
+    until(outcomes, "its outcome in the audit log")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from single import PROMPT, Running, cached, worker
+from single import PROMPT, WAIT_S, Running, cached, worker
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.control.book import Check
@@ -79,7 +79,7 @@ def endpoint(running: Running) -> Endpoint:
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(WAIT_S):
         while not is_so():  # noqa: ASYNC110  # it is another process that changes
             await asyncio.sleep(0.01)
 
@@ -114,11 +114,17 @@ async def in_thread(work: Callable[[], int]) -> int:
     return await asyncio.to_thread(work)
 
 
+async def reuse(running: Running, epoch: int, rev: int) -> None:
+    """Until what was left there is used: not while a lease has run out."""
+    async with asyncio.timeout(WAIT_S):
+        while await in_thread(lambda: cached_tokens(running, epoch, rev)) != 64:
+            ...
+
+
 def test_what_a_worker_holds_is_condemned_acked_and_erased() -> None:
     async def scenario(running: Running) -> None:
         async with revoking(running) as (revoker, _):
-            await in_thread(lambda: cached_tokens(running, 0, 0))
-            assert await in_thread(lambda: cached_tokens(running, 0, 0)) == 64
+            await reuse(running, 0, 0)
             receipt = await revoker.revoke(ACME, ME)
             assert receipt.acked[0] == HERE
             assert receipt.acked[1].startswith("w0#")
@@ -139,7 +145,7 @@ def test_what_a_worker_holds_is_condemned_acked_and_erased() -> None:
 def test_a_stopped_worker_is_fenced_and_serves_nothing_old_when_it_wakes() -> None:
     async def scenario(running: Running) -> None:
         async with revoking(running) as (revoker, holders):
-            await in_thread(lambda: cached_tokens(running, 0, 0))
+            await reuse(running, 0, 0)
             running.process.send_signal(signal.SIGSTOP)
             receipt = await revoker.invalidate(ACME, ME)
             assert receipt.acked == (HERE,)
@@ -147,9 +153,7 @@ def test_a_stopped_worker_is_fenced_and_serves_nothing_old_when_it_wakes() -> No
             running.process.send_signal(signal.SIGCONT)
             assert await in_thread(lambda: cached_tokens(running, 0, 0)) == 0
             await eventually(lambda: holders[0].rev_seen == 1)
-            async with asyncio.timeout(10.0):  # reuse begins when the next lease has come
-                while await in_thread(lambda: cached_tokens(running, 1, 1)) != 64:
-                    ...
+            await reuse(running, 1, 1)  # which begins when the next lease has come
 
     with worker() as running:
         try:
