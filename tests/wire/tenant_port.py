@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from admin_port import FakeBackend
+from fleet import WAIT_S
 from starlette.applications import Starlette
 
 from trunkline.adapters.audit_files import CheckpointFile, FileSink
@@ -31,7 +32,7 @@ from trunkline.control.revocation import HERE, Revoker, RevokerParts
 from trunkline.core.audit import Head
 from trunkline.core.credentials import secret_hash_under
 from trunkline.core.freshness import LeaseGrants, Order
-from trunkline.core.records import WallTime
+from trunkline.core.records import Instant, WallTime
 from trunkline.gateway.admin import admin_app
 from trunkline.gateway.authenticate import Credentials
 from trunkline.gateway.listener import bind_admin, serve_admin
@@ -43,9 +44,18 @@ OPERATOR_KEY = "marked-operator-key"
 
 
 class ShiftedClock(SystemClock):
-    """The machine's, with a wall clock that can be set ahead."""
+    """The machine's, with a wall clock that can be set ahead, and a monotonic one that can be
+    stopped: rates go by it, and a slow machine would fill up what they take.
+    """
 
     ahead_s = 0.0
+    stopped_at: Instant | None = None
+
+    def stop(self) -> None:
+        self.stopped_at = self.now()
+
+    def now(self) -> Instant:
+        return super().now() if self.stopped_at is None else self.stopped_at
 
     def wall(self) -> WallTime:
         return WallTime(super().wall() + self.ahead_s)
@@ -87,14 +97,14 @@ class TenantPort:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
-        assert self._is_started.wait(10)
+        assert self._is_started.wait(WAIT_S)
         if self._trouble is not None:
             raise self._trouble
         self.operator = self.client(key)
 
     def client(self, key: str = "") -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        made = httpx.Client(base_url=self.url, headers=headers, timeout=10)
+        made = httpx.Client(base_url=self.url, headers=headers, timeout=WAIT_S)
         self._clients.append(made)
         return made
 
@@ -117,7 +127,7 @@ class TenantPort:
             done = self.administration._parts.revoker.outbox.put(self._nothing)
             await done.wait()
 
-        asyncio.run_coroutine_threadsafe(drain(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(drain(), self.loop).result(WAIT_S)
 
     @staticmethod
     async def _nothing() -> None: ...
@@ -126,7 +136,7 @@ class TenantPort:
         for client in self._clients:
             client.close()
         self.loop.call_soon_threadsafe(self.stop.set)
-        self._thread.join(10)
+        self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
 
     def _serve(self) -> None:
