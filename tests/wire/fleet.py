@@ -31,14 +31,17 @@ from trunkline.ports.tokenizer import Tokenizer
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 MODEL_FOLDER = SOURCE / "trunkline" / "worker" / "model"
-START_S = 60.0
-STOP_S = 15.0
-WAIT_S = 20.0
+START_S = 120.0
+STOP_S = 30.0
+WAIT_S = 60.0
+"""Generous, as other processes share this machine: only a test that fails waits so long."""
 QUICK = (
-    "--health-check-interval-secs", "0.2", "--health-check-timeout-secs", "0.5",
+    "--health-check-interval-secs", "0.2", "--health-check-timeout-secs", "5",
     "--load-interval-secs", "0.2", "--decision-header",
 )  # fmt: skip
-"""Gateway flags under which things are noticed within a test's patience."""
+"""Gateway flags under which things are noticed within a test's patience. A probe may take long, as
+those on a loaded machine do: of a worker that is gone, a refused connection tells.
+"""
 
 
 def until(condition: Callable[[], Any], what: str, limit_s: float = WAIT_S) -> Any:
@@ -135,7 +138,9 @@ class Processes:
         return process
 
     def workers(self, count: int, *flags: str) -> list[Process]:
-        started = [self.begin("worker", *flags) for _ in range(count)]
+        """On ports that stay theirs when they are killed, for their next lives."""
+        ports = [() if "--port" in flags else ("--port", str(free_port())) for _ in range(count)]
+        started = [self.begin("worker", *port, *flags) for port in ports]
         for process in started:
             process.wait_ready()
         return started
@@ -184,8 +189,8 @@ class Gateway:
         self.process = process
         self.url: str = process.ready["url"]
         self.admin_url: str = process.ready["admin_url"]
-        self.client = httpx.Client(base_url=self.url, timeout=30.0)
-        self._admin = httpx.Client(base_url=self.admin_url, timeout=10.0)
+        self.client = httpx.Client(base_url=self.url, timeout=WAIT_S)
+        self._admin = httpx.Client(base_url=self.admin_url, timeout=WAIT_S)
 
     def chat(self, content: str, headers: dict[str, str] | None = None, **more: Any) -> Answer:
         messages = [{"role": "user", "content": content}]
@@ -310,7 +315,7 @@ async def at_once(
 ) -> list[Answer]:
     """All bodies at the same time; their answers in the same order."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=60.0, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S, limits=limits) as client:
         posted = (client.post(path, json=body) for body in bodies)
         return [Answer(response) for response in await asyncio.gather(*posted)]
 
@@ -355,7 +360,12 @@ def url_of(worker: ScriptedWorker) -> str:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; for addresses that must be known beforehand."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port for an address that must be known beforehand. It lies below those that the kernel
+    hands out (from 32,768 on), so that nobody is given it before it is used.
+    """
+    dice = random.SystemRandom()
+    while True:
+        port = dice.randrange(10_000, 32_768)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port

@@ -16,6 +16,8 @@ import httpx
 import openai
 import pytest
 from fleet import (
+    STOP_S,
+    WAIT_S,
     Gateway,
     Process,
     Processes,
@@ -248,37 +250,26 @@ def test_c84_a_hundred_oversize_prompts_are_refused_and_no_breaker_opens(
 
 
 POLL = """
-import http.client, json, select, sys, time
+import http.client, select, sys, time
 client = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
-waits_ms = []
+answered_count = 0
 print("begun", flush=True)
 while not select.select([sys.stdin], [], [], 0)[0]:
-    began = time.perf_counter()
     client.request("GET", "/health")
     assert client.getresponse().read()
-    waits_ms.append((time.perf_counter() - began) * 1e3)
+    answered_count += 1
     time.sleep(0.005)
-print(json.dumps(sorted(waits_ms)))
+print(answered_count)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(IMPLEMENTATION == "pure", reason="the Python twins need 40 ms a long prompt")
 def test_c105_long_prompts_do_not_hold_up_short_answers(gateway: Gateway) -> None:
-    """8 prompts of 100k tokens as text, while another process polls /health.
-
-    Other tests may use the machine, so the best of three runs counts.
+    """8 prompts of 100k tokens as text, while another process polls /health. `benchmarks/stall.py`
+    has the bar in ms.
     """
-    p99s_ms: list[float] = []
-    for run in range(3):
-        p99s_ms.append(health_p99_ms(gateway, run))
-        if p99s_ms[-1] < 50.0:
-            return
-    pytest.fail(f"p99 of /health in ms: {p99s_ms}")
-
-
-def health_p99_ms(gateway: Gateway, run: int) -> float:
-    bodies = [{"prompt": text_of(39_000, ("c105", run, n)), "max_tokens": 1} for n in range(8)]
+    bodies = [{"prompt": text_of(39_000, ("c105", n)), "max_tokens": 1} for n in range(8)]
     words = [sys.executable, "-c", POLL, gateway.url.rpartition(":")[2]]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as poller:
         assert poller.stdout is not None
@@ -286,11 +277,10 @@ def health_p99_ms(gateway: Gateway, run: int) -> float:
         assert poller.stdout.readline() == b"begun\n"
         answers = asyncio.run(at_once(gateway, bodies, "/v1/completions"))
         poller.stdin.close()
-        waits_ms = json.loads(poller.stdout.readline())
+        answered_count = int(poller.stdout.readline())
     assert {answer.status for answer in answers} == {200}
     assert min(answer.prompt_tokens for answer in answers) >= 100_000
-    assert len(waits_ms) > 100
-    return waits_ms[int(len(waits_ms) * 0.99)]
+    assert answered_count > 24, "a loop that tokenises answers once for each of the 8 prompts"
 
 
 # -- operators -------------------------------------------------------------------------------------
@@ -407,7 +397,7 @@ def test_c98_keys_and_prompts_appear_nowhere(started: Processes, log_format: str
 
 
 def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(started: Processes) -> None:
-    slow = started.worker("--profile", "fifo:5,0.01,60")
+    slow = started.worker("--profile", "fifo:5,0.01,200")
     gateway = started.gateway([slow.url], *TINY)
     port = int(gateway.url.rpartition(":")[2])
     with gateway.client.stream(
@@ -421,13 +411,13 @@ def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(started: Processes) 
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert len(rest) >= 30
-    assert gateway.process.child.wait(10) == 0
+    assert gateway.process.child.wait(STOP_S) == 0
     assert "Traceback" not in gateway.process.log()
 
 
 def is_refused(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        socket.create_connection(("127.0.0.1", port), timeout=WAIT_S).close()
     except ConnectionRefusedError:
         return True
     return False

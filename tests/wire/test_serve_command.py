@@ -33,7 +33,7 @@ def test_a_port_that_is_in_use_is_named_with_its_flag_and_the_remedy(flag: str) 
             [*command, *(word for pair in words.items() for word in pair)],
             capture_output=True,
             text=True,
-            timeout=30.0,
+            timeout=120.0,
             check=False,
         )
     assert done.returncode == 2

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from fleet import (
+    WAIT_S,
     Gateway,
     Process,
     Processes,
@@ -50,42 +51,37 @@ class Load:
     """Clients that ask one after the other until they are told to stop."""
 
     gateway: Gateway
-    answers: list[tuple[float, int, str]] = field(default_factory=list)
-    """When each was sent, its status, and the worker that answered."""
+    statuses: list[int] = field(default_factory=list[int])
+    """Of each answer that was no stream."""
     cut_streams: int = 0
     whole_streams: int = 0
     is_over: bool = False
-
-    def since(self, at: float) -> list[tuple[float, str]]:
-        """When and by whom those were answered that were sent later."""
-        return [(sent_at, name) for sent_at, _, name in self.answers if sent_at > at]
 
     async def run(self, clients: int, during: Callable[[], Any]) -> None:
         """Run the clients while `during` runs in a thread, and until they have ended."""
         limits = httpx.Limits(max_connections=None)
         url = self.gateway.url
         async with (
-            httpx.AsyncClient(base_url=url, timeout=30.0, limits=limits) as client,
+            httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as client,
             asyncio.TaskGroup() as group,
         ):
             for number in range(clients):
                 group.create_task(self._ask(client, number, is_stream=number % 3 == 0))
-            await asyncio.to_thread(during)
-            self.is_over = True
+            try:
+                await asyncio.to_thread(during)
+            finally:
+                self.is_over = True
 
     async def _ask(self, client: httpx.AsyncClient, number: int, *, is_stream: bool) -> None:
         turn = 0
         while not self.is_over:
             turn += 1
             text = f"{text_of(60, number % 7)} {text_of(30, (number, turn))}"
-            sent_at = time.monotonic()
             if is_stream:
                 await self._stream(client, user(text, stream=True, max_tokens=12))
                 continue
             reply = await client.post("/v1/chat/completions", json=user(text, max_tokens=4))
-            decision = reply.headers.get("x-trunkline-decision", "worker=none")
-            name = decision.partition(";")[0].removeprefix("worker=")
-            self.answers.append((sent_at, reply.status_code, name))
+            self.statuses.append(reply.status_code)
 
     async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
         async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
@@ -106,34 +102,29 @@ def test_a_killed_worker_loses_no_request_that_had_not_begun_and_comes_back_empt
     gateway = started.gateway([w.url for w in workers], *STEADY)
     victim = workers[1]
     load = Load(gateway)
-    times: dict[str, float] = {}
+
+    def chosen() -> float:
+        """How often a decision took the victim."""
+        return gateway.metric("worker_selection_total", worker=victim.name)
 
     def kill_and_restart() -> None:
         until(lambda: gateway.rank(victim)["held_blocks"] > 50, "the victim holds something")
         before = gateway.rank(victim)["incarnation"]
         victim.kill()
         until(lambda: gateway.worker(victim)["state"] == "unhealthy", "its health failed")
-        times["out"] = time.monotonic()
-        until(lambda: len(load.since(times["out"])) > 10, "load without it")
-        times["restart"] = time.monotonic()
+        chosen_before, answered = chosen(), len(load.statuses)
+        until(lambda: len(load.statuses) > answered + 50, "load without it")
+        assert chosen() == chosen_before
         started.worker(*STEADY, "--port", str(victim.port))
         until(lambda: gateway.worker(victim)["state"] == "ready", "it is back")
         assert gateway.rank(victim)["incarnation"] > before
         assert gateway.worker(victim)["breaker"] == "closed"
-        times["back"] = time.monotonic()
-        chosen = gateway.metric("worker_selection_total", worker=victim.name)
-        until(
-            lambda: gateway.metric("worker_selection_total", worker=victim.name) > chosen + 5,
-            "it gets work again",
-        )
+        chosen_before = chosen()
+        until(lambda: chosen() > chosen_before + 5, "it gets work again")
+        until(lambda: load.whole_streams > 50, "streams, too")
 
     asyncio.run(load.run(24, kill_and_restart))
-    statuses = {status for _, status, _ in load.answers}
-    assert statuses == {200}, "nothing was lost"
-    while_out = [name for at, name in load.since(times["out"]) if at < times["restart"]]
-    assert len(while_out) > 10
-    assert victim.name not in while_out
-    assert load.whole_streams > 50
+    assert set(load.statuses) == {200}, "nothing was lost"
     assert gateway.metric("retries_total") > 0
     gateway.wait_quiet()
 
@@ -205,7 +196,7 @@ def test_c86_a_worker_that_heals_is_used_again_within_two_probe_intervals() -> N
                     started.gateway,
                     [url_of(w)],
                     *("--cb-failure-threshold", "5", "--cb-success-threshold", "1"),
-                    *("--cb-timeout-duration-secs", "1.5"),
+                    *("--cb-timeout-duration-secs", "4"),
                 )
                 flood = await at_once(gateway, [user("hi")] * 20)
                 assert {reply.status for reply in flood} == {503}
@@ -217,9 +208,9 @@ def test_c86_a_worker_that_heals_is_used_again_within_two_probe_intervals() -> N
                 assert refused[0].error["code"] == "no_worker"
                 assert posts == before, "an open breaker lets nothing through"
                 is_failing = False
-                await asyncio.sleep(1.5 + 2 * 0.2)  # the pause, and two probe intervals
-                healed = await at_once(gateway, [user("hi")])
-                assert healed[0].status == 200
+                await asyncio.to_thread(
+                    until, lambda: gateway.chat("hi").status == 200, "it is tried after the pause"
+                )
                 await asyncio.to_thread(
                     until, lambda: gateway.metric("worker_cb_state") == 0, "the breaker is closed"
                 )
@@ -245,7 +236,7 @@ def test_c77_a_hanging_worker_is_a_timeout_until_its_breaker_opens(started: Proc
     working = started.worker(*TINY)
     gateway = started.gateway(
         [hanging.url, working.url],
-        *(*TINY, "--first-byte-timeout-ms", "300", "--cb-failure-threshold", "2"),
+        *(*TINY, "--first-byte-timeout-ms", "3000", "--cb-failure-threshold", "2"),
     )
     answers = [gateway.chat(text_of(20, number)) for number in range(20)]
     late = [answer for answer in answers if answer.status != 200]
@@ -261,7 +252,7 @@ def test_c77_a_hanging_worker_is_a_timeout_until_its_breaker_opens(started: Proc
 def digest_fleet(
     started: Processes, words: tuple[str, ...], *flags: str, count: int = 1
 ) -> tuple[Gateway, list[Process]]:
-    """Workers that beat ten times a second, and a gateway that believes a beat for 1.5 s."""
+    """Workers that beat ten times a second, and a gateway that believes a beat for 5 s."""
     admin_port = str(free_port())
     beats = (
         *("--feed", "digest", "--heartbeat-interval-ms", "100"),
@@ -270,7 +261,7 @@ def digest_fleet(
     begun = started.workers(count, *beats, *words)
     gateway = started.gateway(
         [process.url for process in begun],
-        *(*TINY, "--admin-port", admin_port, "--heartbeat-ttl-ms", "1500", *flags),
+        *(*TINY, "--admin-port", admin_port, "--heartbeat-ttl-ms", "5000", *flags),
     )
     modes = lambda: {row["mode"] for row in gateway.workers().values()}  # noqa: E731
     until(lambda: modes() == {"digest"}, "all have sent heartbeats")
@@ -312,7 +303,7 @@ def test_a_worker_above_the_memory_watermark_gets_no_new_prefix(
     other = started.worker(*TINY)
     assert gateway.admin("/workers", "POST", json={"url": other.url}).status_code == 202
     gateway.wait_ready(2)
-    body = user(prompt, stream=True, max_tokens=60)
+    body = user(prompt, stream=True, max_tokens=1_000)  # 40 s, if nobody ended it
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -320,8 +311,8 @@ def test_a_worker_above_the_memory_watermark_gets_no_new_prefix(
         until(lambda: decided(gateway, "over").get(full.name) == "watermark", "it is full")
         for number in range(10):
             assert gateway.chat(text_of(30, ("new", number))).worker == other.name
-        until(lambda: full.name not in decided(gateway, "under"), "the stream ended, and room is")
-        assert "data: [DONE]" in list(lines)
+        assert next(line for line in lines if line).startswith("data: {"), "what runs goes on"
+    until(lambda: full.name not in decided(gateway, "under"), "the client left, and room is")
 
 
 def decided(gateway: Gateway, seed: str) -> dict[str, str]:

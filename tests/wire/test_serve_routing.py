@@ -19,7 +19,6 @@ from fleet import (
     Processes,
     at_once,
     engine_script,
-    free_port,
     own_tokenizer,
     processes,
     stream_usage,
@@ -28,6 +27,7 @@ from fleet import (
     url_of,
     user,
 )
+from heartbeat_relay import Relay, relaying
 from scripted import json_answer, wire, worker
 
 from trunkline.replay.traces import TraceRequest
@@ -36,7 +36,7 @@ from trunkline.sim.figures import figures
 from trunkline.sim.model import FleetModel, ModelOptions
 
 TINY = ("--profile", "tiny")
-SLOW = ("--profile", "fifo:20,0.02,2")
+SLOW = ("--profile", "fifo:60,0.02,2")
 BLOCK = 16
 
 
@@ -437,12 +437,15 @@ def test_a_worker_without_events_is_approximate_and_found_again_by_our_own_routi
 
 
 def test_digest_workers_are_believed_by_their_heartbeats(started: Processes) -> None:
-    admin_port = free_port()
-    beats = ("--heartbeat-url", f"http://127.0.0.1:{admin_port}/heartbeat")
-    reporter = started.worker(*TINY, "--feed", "digest", *beats, "--heartbeat-interval-ms", "100")
-    gateway = started.gateway(
-        [reporter.url], *TINY, "--admin-port", str(admin_port), "--predicted-ttl-ms", "300"
-    )
+    with relaying() as relay:
+        beats = ("--heartbeat-url", relay.url, "--heartbeat-interval-ms", "100")
+        reporter = started.worker(*TINY, "--feed", "digest", *beats)
+        gateway = started.gateway([reporter.url], *TINY, "--predicted-ttl-ms", "3000")
+        relay.target = f"{gateway.admin_url}/heartbeat"
+        _believed_by_heartbeats(gateway, reporter, relay)
+
+
+def _believed_by_heartbeats(gateway: Gateway, reporter: Process, relay: Relay) -> None:
     until(lambda: gateway.worker(reporter)["mode"] == "digest", "a heartbeat came")
     prompt = text_of(500, "digest")
     assert gateway.chat(prompt).predicted == 0
@@ -450,7 +453,9 @@ def test_digest_workers_are_believed_by_their_heartbeats(started: Processes) -> 
     assert second.predicted == second.cached > 1_024
     assert httpx.post(f"{reporter.url}/reset_prefix_cache").json() == {"success": True}
     # The prediction is ours and has no event; a report that was made later has to deny it.
-    time.sleep(0.8)  # several heartbeats more than the 300 ms in which we believe ourselves
+    time.sleep(3.1)  # in 3 s of them we believe ourselves
+    taken_count = relay.taken_count
+    until(lambda: relay.taken_count > taken_count + 1, "a report that was made after that")
     third = gateway.chat(prompt)
     assert (third.predicted, third.cached) == (0, 0)
     assert gateway.chat(prompt).predicted > 1_024
