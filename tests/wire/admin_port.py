@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
+from fleet import WAIT_S
 
 from trunkline.config import Config, ListenConfig
 from trunkline.core.records import WorkerId
@@ -137,9 +138,9 @@ class AdminPort:
 
         self.thread = threading.Thread(target=asyncio.run, args=(run(),))
         self.thread.start()
-        assert started.wait(5)
+        assert started.wait(WAIT_S)
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=10)
+        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=WAIT_S)
 
     def fresh(self) -> AdminPort:
         """The same port with a backend that knows nothing yet."""
@@ -149,12 +150,12 @@ class AdminPort:
     def close(self) -> None:
         self.client.close()
         self.loop.call_soon_threadsafe(self.stop.set)
-        self.thread.join(10)
+        self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
 
     def say(self, request: bytes) -> bytes:
         """One request as raw bytes; the whole answer, to the end of the connection."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S) as connection:
             connection.sendall(request)
             answer = b""
             while chunk := connection.recv(65_536):

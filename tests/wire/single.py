@@ -19,7 +19,7 @@ from trunkline.core.simkv import answer_tokens
 
 VOCAB = 4_096
 PROMPT = list(range(1_000, 1_070))
-WAIT_S = 10
+WAIT_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

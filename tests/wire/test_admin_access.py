@@ -163,7 +163,7 @@ def test_it_steals_no_signals_and_lets_an_open_request_end_when_stopped() -> Non
         app = admin_app(backend, exposition, settings={}, key="")
         stop = asyncio.Event()
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-        async with asyncio.timeout(10), httpx.AsyncClient() as client:
+        async with asyncio.timeout(60), httpx.AsyncClient() as client:
             serving = asyncio.create_task(serve_admin(app, bound, stop))
             asking = asyncio.create_task(client.get(f"http://127.0.0.1:{port}/workers"))
             await is_inside.wait()
@@ -186,7 +186,7 @@ def test_cancelled_it_closes_its_socket_and_its_connections() -> None:
         app = admin_app(
             FakeBackend(), Exposition([], version="1", native="pure"), settings={}, key=""
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             serving = asyncio.create_task(serve_admin(app, bound, asyncio.Event()))
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")

@@ -353,7 +353,7 @@ async def test_a_slow_client_pauses_the_worker_and_a_stalled_one_is_dropped() ->
         client = await gateway.client()
         await client.send(post(STREAM))
         client.pause()
-        await asyncio.wait_for(gone.wait(), 10)
+        await gone.wait()
         await gateway.settled()
         assert sent[0] < 2_000, "the worker was never held back"
         assert gateway.front.counters.write_stalls == 1
@@ -364,7 +364,7 @@ async def test_a_slow_client_pauses_the_worker_and_a_stalled_one_is_dropped() ->
 
 @wire
 async def test_a_slow_client_that_reads_on_gets_everything() -> None:
-    limits = LimitsConfig(write_buffer_bytes=16 << 10, write_stall_ms=500)
+    limits = LimitsConfig(write_buffer_bytes=16 << 10, write_stall_ms=1_000)
     body = b"z" * 20_000_000
     async with (
         worker(answering(json_answer(body))) as w,
@@ -394,13 +394,13 @@ async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
 @wire
 async def test_c76_a_stream_longer_than_any_limit_survives_while_it_moves() -> None:
     """C76."""
-    upstream = UpstreamConfig(stream_idle_timeout_ms=1_000, first_byte_timeout_ms=1_000)
+    upstream = UpstreamConfig(stream_idle_timeout_ms=2_000, first_byte_timeout_ms=2_000)
 
     async def script(served: Served) -> None:
         await served.request()
         await served.send(SSE_HEAD)
         for i in range(12):
-            await asyncio.sleep(0.1)  # the pace of a slow engine
+            await asyncio.sleep(0.2)  # the pace of a slow engine
             await served.send(event(str(i)))
         await served.send(END)
 

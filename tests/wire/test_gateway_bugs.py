@@ -17,6 +17,7 @@ from scripted import (
     GONE,
     SSE_HEAD,
     STREAM,
+    TEST_S,
     FixedPicker,
     Running,
     ScriptedWorker,
@@ -59,7 +60,7 @@ class LanePicker(FixedPicker):
 
     def _work(self) -> None:
         self.begun_count += 1
-        assert self.gate.wait(10)
+        assert self.gate.wait(TEST_S)
 
 
 @wire
@@ -286,7 +287,7 @@ async def _abort_in(phase: str, gateway: Running, w: ScriptedWorker) -> None:
     elif phase == "connecting":
         await held.wait()
     elif phase == "waiting":
-        await until(lambda: w.connection_count == 1)
+        await until(lambda: len(w.seen) == 1)
     else:
         await client.head()
     client.reset()

@@ -197,7 +197,7 @@ async def test_no_second_worker_is_asked_where_retries_are_off() -> None:
 @wire
 async def test_c75_a_worker_that_accepts_and_never_answers_stalls_only_its_own() -> None:
     """C75, C77, F4."""
-    upstream = UpstreamConfig(first_byte_timeout_ms=1_500)
+    upstream = UpstreamConfig(first_byte_timeout_ms=5_000)
     async with (
         worker(staying(), "w0") as w0,
         worker(answering(json_answer()), "w1") as w1,
@@ -231,7 +231,7 @@ async def test_a_connection_that_does_not_come_up_in_time_is_given_up() -> None:
     endpoint = Endpoint(host="127.0.0.1", port=full.getsockname()[1], host_header="h")
     try:
         async with running(FixedPicker((WorkerId("w"), endpoint)), upstream=upstream) as gateway:
-            reply = await asyncio.wait_for(gateway.ask(post()), 5)
+            reply = await gateway.ask(post())
             assert reply.status == 502
     finally:
         for sock in (full, *fillers):
@@ -276,7 +276,7 @@ async def test_c86_a_worker_that_recovers_serves_again() -> None:
             else:
                 await served.send(json_answer())
 
-    upstream = UpstreamConfig(first_byte_timeout_ms=50)
+    upstream = UpstreamConfig(first_byte_timeout_ms=1_500)
     async with worker(script) as w, running(BreakingPicker(w), upstream=upstream) as gateway:
         too_long = post({"model": "m", "messages": [{"role": "user", "content": "too long"}]})
         for _ in range(100):

@@ -47,7 +47,7 @@ async def fetched(client: socket.socket) -> bytes:
     """All that still comes."""
     loop, got = asyncio.get_running_loop(), bytearray()
     try:
-        while data := await asyncio.wait_for(loop.sock_recv(client, 1 << 16), 10):
+        while data := await loop.sock_recv(client, 1 << 16):
             got += data
     except ConnectionError:
         pass  # reset: the rest was thrown away
@@ -206,6 +206,7 @@ async def test_an_answer_that_waits_is_thrown_away_though_another_tenant_asked_a
         await asyncio.get_running_loop().sock_sendall(client, of("other", body=CHAT))
         await until(lambda: len(gateway.picker.requests) == 2)
         waiting = connection_of(gateway).transport.get_write_buffer_size()
+        assert waiting > 300_000
 
         revoke(gateway, held)
 

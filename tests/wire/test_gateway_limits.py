@@ -58,7 +58,8 @@ async def test_a_client_that_sends_too_far_ahead_is_answered_once_and_let_go() -
         client.close()
 
 
-TIMES = LimitsConfig(header_timeout_ms=200, body_timeout_ms=250, idle_timeout_ms=300)
+TIMES = LimitsConfig(header_timeout_ms=1_000, body_timeout_ms=1_100, idle_timeout_ms=1_200)
+"""Short, and long beside what a loaded machine may take from a message until it is read."""
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_client_that_is_too_slow_is_let_go(raw: bytes, status: int | None) -> 
             await client.send(raw)
             if status is not None:
                 assert (await client.reply()).status == status
-            assert await asyncio.wait_for(client.is_closed(), 5)
+            assert await client.is_closed()
             client.close()
 
     scenario()
@@ -105,7 +106,7 @@ async def test_an_idle_connection_is_closed_without_a_word() -> None:
         client = await gateway.client()
         await client.send(get("/health"))
         await client.reply()
-        assert await asyncio.wait_for(client.is_closed(), 5)
+        assert await client.is_closed()
         client.close()
 
 

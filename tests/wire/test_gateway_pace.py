@@ -129,7 +129,7 @@ async def test_the_write_stall_counts_from_the_last_byte_fetched_though_more_arr
         client = await gateway.client()
         await client.send(post(STREAM))
         client.pause()
-        await asyncio.wait_for(gone.wait(), 10)
+        await gone.wait()
         assert gateway.front.counters.write_stalls == 1
         assert sent[0] < 500, "dropped only when the buffer was full"
         await gateway.settled()
@@ -138,7 +138,7 @@ async def test_the_write_stall_counts_from_the_last_byte_fetched_though_more_arr
 
 @wire
 async def test_an_answer_that_is_still_being_fetched_does_not_idle() -> None:
-    limits = LimitsConfig(write_buffer_bytes=64 << 20, idle_timeout_ms=150)
+    limits = LimitsConfig(write_buffer_bytes=64 << 20, idle_timeout_ms=1_000)
     body = b"z" * 24_000_000
     async with (
         worker(answering(json_answer(body))) as w,

@@ -27,7 +27,7 @@ def nursed(what: str, folder: Path) -> tuple[int, int]:
         [sys.executable, str(NURSERY), what, str(folder), str(KILLS), "1"],
         capture_output=True,
         check=False,
-        timeout=110,
+        timeout=280,
     )
     assert end.returncode == 0, end.stderr.decode()[-2_000:]
     acknowledged, unacknowledged = end.stdout.split()
@@ -115,7 +115,7 @@ def test_a_file_that_may_not_grow_refuses_and_goes_on_when_it_may(
         [sys.executable, "-c", LIMITED, str(tmp_path), str(limit_bytes)],
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert end.returncode == 0, end.stderr.decode()
     seq, words = end.stdout.decode().split(maxsplit=1)

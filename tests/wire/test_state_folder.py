@@ -47,7 +47,7 @@ async def add_org(tenants: Tenants, number: int) -> None:
 
 
 def run(play: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(_of(play), 30))
+    asyncio.run(asyncio.wait_for(_of(play), 120))
 
 
 async def _of(play: Callable[[], Awaitable[None]]) -> None:

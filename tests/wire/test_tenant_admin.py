@@ -349,7 +349,7 @@ def test_two_keys_of_one_user_that_approve_at_once_are_one_approver(port: Tenant
     other.post("/public", json=public())
 
     async def both() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=port.url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=port.url, timeout=60) as client:
             keys = [officer.headers["authorization"] for officer in (first, again)]
             calls = [
                 client.post("/public/support/approve", headers={"authorization": key})

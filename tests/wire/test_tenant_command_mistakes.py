@@ -116,7 +116,7 @@ def _server(answer: bytes) -> tuple[str, Callable[[], None]]:
     thread.start()
 
     def close() -> None:
-        thread.join(10)
+        thread.join(60)
         listener.close()
 
     return f"http://127.0.0.1:{listener.getsockname()[1]}", close

@@ -82,7 +82,7 @@ def test_an_operator_whose_key_ended_while_its_order_came_adds_no_worker(port: T
         f"POST /workers HTTP/1.1\r\nhost: {host}:{number}\r\nauthorization: Bearer {text}\r\n"
         f"content-length: {len(body)}\r\nexpect: 100-continue\r\n\r\n"
     )
-    with contextlib.closing(socket.create_connection((host, int(number)), timeout=10)) as link:
+    with contextlib.closing(socket.create_connection((host, int(number)), timeout=60)) as link:
         link.sendall(head.encode())
         assert b" 100 " in link.recv(65_536)
         assert port.operator.delete("/keys/" + text.split("_")[1]).status_code == 200

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -24,6 +23,7 @@ from trunkline.adapters.zmq_events import (
     MAX_MESSAGE_BYTES,
     MAX_REPLAY_HWM,
     RECEIVE_HWM,
+    TURN_BYTES,
     event_context,
     run_feed,
 )
@@ -176,7 +176,7 @@ class Bench:
     def has(self, kind: type[Action]) -> bool:
         return any(isinstance(action, kind) for action in self.actions)
 
-    async def until(self, is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def until(self, is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not is_true():  # noqa: ASYNC110 - what is awaited is state of a pure object
                 await asyncio.sleep(0.005)
@@ -194,7 +194,7 @@ def run(main: Callable[[Bench], Coroutine[Any, Any, None]], **limits: Any) -> No
     async def whole() -> None:
         bench = Bench(**limits)
         try:
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(120.0):
                 await main(bench)
         finally:
             bench.context.term()
@@ -264,7 +264,7 @@ def test_a_replay_that_never_answers_ends_by_its_deadline() -> None:
     async def main(bench: Bench) -> None:
         publisher = WirePublisher(is_mute=True)
         async with bench.following(publisher.source()):
-            await bench.until(lambda: bench.feed.stats.replay_failures == 1)
+            await bench.until(lambda: bench.feed.stats.replay_failures >= 1)
             while bench.held() == 0:
                 await publisher.publish(payload(block(publisher.next_seq)))
                 await asyncio.sleep(0.01)
@@ -386,21 +386,18 @@ def test_what_waits_in_sockets_is_bounded_whatever_a_worker_announces(
 def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
     async def main(bench: Bench) -> None:
         publisher = WirePublisher(ring=10)
-        longest_ms = 0.0
+        most = 0
         async with bench.following(publisher.source()):
             await bench.subscribed(publisher)
             many = payload(*(block(number) for number in range(200)))
             for _ in range(300):
                 await publisher.publish(many)
-            before = bench.feed.stats.batches
-            started = last = time.monotonic()
-            while bench.feed.stats.batches < before + 250 and last - started < 20.0:
+            before = last = bench.feed.stats.batches
+            while last < before + 250:
                 await asyncio.sleep(0)
-                now = time.monotonic()
-                longest_ms, last = max(longest_ms, 1_000.0 * (now - last)), now
+                most, last = max(most, bench.feed.stats.batches - last), bench.feed.stats.batches
             assert bench.feed.stats.stored_blocks > 0
-        # 256 KiB a turn; generous, since other processes share this machine.
-        assert longest_ms < 2_000.0
+        assert 0 < most <= TURN_BYTES // len(many) + 1, "batches between two turns of the loop"
         await publisher.close()
 
     run(main)
@@ -408,9 +405,18 @@ def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
 
 def test_a_socket_that_cannot_be_had_is_reported_and_harms_nobody() -> None:
     async def main(bench: Bench) -> None:
+        publisher, other = WirePublisher(), Bench()
+        bench.context, none = other.context, bench.context  # as a gateway's feeds share one
+        none.term()
         source = EventSource(endpoint="tcp://203.0.113.9:1", is_bound_by_us=True)
-        async with bench.following(source):
-            await bench.until(lambda: bench.has(FeedFailed))
+        async with other.following(publisher.source()):
+            await other.subscribed(publisher)
+            async with bench.following(source):
+                await bench.until(lambda: bench.has(FeedFailed))
+                await publisher.publish(payload(block(7)))
+                await other.until(lambda: other.held() == 1)
+        await publisher.close()
+        other.publishers.destroy(linger=0)
 
     run(main)
 
