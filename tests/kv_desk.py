@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 
+from trunkline.adapters.aes_gcm import AesGcmSealer
 from trunkline.core.eviction import make_evictor
 from trunkline.core.records import BootInstant, Instant, WallTime
 from trunkline.core.transfer import Reason, kv_chain
@@ -24,6 +28,8 @@ from trunkline.kv import (
     Staging,
     StoreOptions,
 )
+from trunkline.kv.disk import DiskOptions, DiskTier
+from trunkline.kv.files import Files, FolderFiles
 
 BLOCK_TOKENS = 4
 ROOT = b"\0" * 32
@@ -41,7 +47,7 @@ LAYOUT = Layout(
     chunk_bytes=64,
 )
 SIZE = LAYOUT.block_bytes
-SOON = Instant(10_000.0)
+SOON = Instant(500_000.0)
 """An end that no test reaches unless it moves the clock there."""
 
 
@@ -87,6 +93,7 @@ class Desk:
     clock: StillClock = field(default_factory=StillClock)
     judge: Fence = field(default_factory=Fence)
     alarms: list[Manifest] = field(default_factory=list[Manifest])
+    disk: DiskTier | None = None
     store: BlockStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,19 +109,30 @@ class Desk:
             judge=self.judge,
             make_order=partial(make_evictor, "lru", capacity_bytes=max(1, self.host_blocks) * size),
             draw=Random(7).randbytes,
+            disk=self.disk,
             on_conflict=self.alarms.append,
         )
 
     def put(self, places: list[Place], owner: Owner) -> list[Kept | Reason]:
         return [self.store.put(place, owner, content(place, self.layout)) for place in places]
 
-    def pin(self, places: list[Place], owner: Owner, until: float = SOON) -> Pins:
-        keys = [place.key for place in places]
-        return self.store.pin(owner.ns, keys, until=Instant(until))
+    def pin(
+        self,
+        places: list[Place],
+        owner: Owner,
+        until: float = SOON,
+        load_until: float | None = None,
+    ) -> Pins:
+        return self.store.pin(
+            owner.ns,
+            [place.key for place in places],
+            until=Instant(until),
+            load_until=None if load_until is None else Instant(load_until),
+        )
 
-    def hits(self, places: list[Place], owner: Owner) -> int:
+    def hits(self, places: list[Place], owner: Owner, load_until: float | None = None) -> int:
         """How many leading blocks are found, and they are what they should be."""
-        pins = self.pin(places, owner)
+        pins = self.pin(places, owner, load_until=load_until)
         for place, block in zip(places, pins.blocks, strict=False):
             assert is_right(block, place, self.layout)
         assert self.store.unpin(pins.token) is bool(pins.blocks)
@@ -140,6 +158,7 @@ def check_sums(store: BlockStore) -> None:
         figures.hidden_bytes,
         figures.writing_bytes,
         figures.leaving_bytes,
+        figures.moving_bytes,
         figures.staged_bytes,
         figures.quarantined_bytes,
         figures.dirty_bytes,
@@ -201,3 +220,60 @@ def fill(staging: Staging, layout: Layout = LAYOUT) -> None:
 def other_bytes(manifest: Manifest) -> Manifest:
     """The same block, announced with other bytes."""
     return replace(manifest, digests=tuple(bytes(16) for _ in manifest.digests))
+
+
+@dataclass
+class DiskDesk(Desk):
+    """A store with a disk tier below it."""
+
+    root: Path = field(kw_only=True)
+    disk_blocks: int = 16
+    moving_blocks: int = 4
+    io_deadline_ms: float = 30_000.0
+    min_saved_ms: float = 0.0
+    incarnation: str = "1" * 32
+    sealer: AesGcmSealer = field(default_factory=AesGcmSealer)
+    wrap: Callable[[Files], Files] = staticmethod(lambda files: files)
+    """Puts faults between the tier and its files."""
+
+    def __post_init__(self) -> None:
+        file_bytes = self.layout.block_bytes + self.sealer.overhead_bytes
+        self.disk = DiskTier(
+            self.wrap(FolderFiles(self.root, self.incarnation)),
+            self.sealer,
+            self.clock,
+            DiskOptions(
+                capacity_bytes=self.disk_blocks * file_bytes,
+                io_deadline_ms=self.io_deadline_ms,
+                moving_blocks=self.moving_blocks,
+                min_saved_ms=self.min_saved_ms,
+            ),
+        )
+        super().__post_init__()
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.incarnation
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.iterdir())
+
+    def settle(self) -> None:
+        """Wait until the tier's thread has nothing to do."""
+        disk = self.disk
+        assert disk is not None
+        eventually(lambda: disk.is_idle)
+
+    def put_through(self, places: list[Place], owner: Owner) -> None:
+        """Put blocks and wait for what they push down each time."""
+        for place in places:
+            assert isinstance(self.store.put(place, owner, content(place, self.layout)), Kept)
+            self.settle()
+
+
+def eventually(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Wait for what another thread does. The limit is there for a broken one."""
+    ends_at = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < ends_at, "it did not happen"
+        time.sleep(0.001)

@@ -11,9 +11,15 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from trunkline.core.identity import TAG_BYTES
+from trunkline.kv.records import Owner
+
 _WIPE_BYTES = 1 << 16
+NOBODY = Owner(ns=bytes(TAG_BYTES))
+"""Whose bytes are on a wiped slot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +45,14 @@ class Arena:
         self._memory = memoryview(mmap.mmap(-1, slot_bytes * slot_count))
         self._fresh = 0
         """Slots from here on were never used: made when they are needed."""
-        self._free: list[Slot] = []
+        self._free: dict[Owner, list[Slot]] = {}
+        """By whose bytes are still on them, so that a revocation finds them without a search."""
+        self._free_count = 0
         self._dirty: deque[Slot] = deque()
 
     @property
     def free_count(self) -> int:
-        return len(self._free) + self.slot_count - self._fresh
+        return self._free_count + self.slot_count - self._fresh
 
     @property
     def dirty_count(self) -> int:
@@ -53,7 +61,7 @@ class Arena:
     def take(self) -> Slot:
         """A slot; one that `is_dirty` is to be wiped before anything else is done with it."""
         if self._free:
-            slot = self._free.pop()
+            slot = self._take_free()
         elif self._fresh < self.slot_count:
             begin = self._fresh * self.slot_bytes
             slot = Slot(self._fresh, self._memory[begin : begin + self.slot_bytes])
@@ -68,14 +76,40 @@ class Arena:
         """The oldest slot to be wiped."""
         return self._dirty.popleft() if self._dirty else None
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: Slot, owner: Owner) -> None:
+        """Given back with bytes of this owner, which the next one to have it overwrites."""
         assert not slot.is_dirty
-        self._free.append(slot)
+        self._free.setdefault(owner, []).append(slot)
+        self._free_count += 1
+
+    def soil_freed(self, is_stale: Callable[[Owner], bool]) -> list[Slot]:
+        """Free slots with bytes of stale owners are dirty from now on."""
+        soiled: list[Slot] = []
+        for owner in [one for one in self._free if one is not NOBODY and is_stale(one)]:
+            slots = self._free.pop(owner)
+            self._free_count -= len(slots)
+            for slot in slots:
+                self.soil(slot)
+            soiled.extend(slots)
+        return soiled
 
     def soil(self, slot: Slot) -> None:
         """Given back with bytes that nobody may see again."""
         slot.is_dirty = True
         self._dirty.append(slot)
+
+    def give_wiped(self, slot: Slot) -> None:
+        """Given back with nothing on it."""
+        self.give(slot, NOBODY)
+
+    def _take_free(self) -> Slot:
+        owner = next(reversed(self._free))
+        slots = self._free[owner]
+        self._free_count -= 1
+        slot = slots.pop()
+        if not slots:
+            del self._free[owner]
+        return slot
 
 
 def wipe(slot: Slot) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from trunkline.core.records import Instant
-from trunkline.kv.catalogue import Catalogue, Erasure
+from trunkline.kv.catalogue import Catalogue
 from trunkline.kv.deadlines import Deadlines
+from trunkline.kv.entries import Erasure
 from trunkline.kv.records import Owner
 from trunkline.kv.staging import Staging
 
@@ -89,7 +90,7 @@ class Berths:
             if berth.erasure is None and is_stale(berth.staging.owner):
                 berth.erasure = erasure
                 erasure.aborted += 1
-                erasure.condemned_blocks += len(berth.staging.slots)
+                erasure.condemn(len(berth.staging.slots), self._catalogue.block_bytes)
 
     def close(self, berth: Berth, taken: Collection[int] = ()) -> None:
         """Its slots, but those by index that became blocks, are nobody's any more."""
@@ -101,7 +102,7 @@ class Berths:
                 census.quarantined -= 1
             else:
                 census.staged -= 1
-            self._catalogue.vacate(slot, berth.erasure)
+            self._catalogue.vacate(slot, berth.staging.owner, berth.erasure)
         del self._berths[berth.staging.token]
 
     def _set_aside(self, berth: Berth) -> None:

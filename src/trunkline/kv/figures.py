@@ -16,7 +16,7 @@ class Figures:
     """Bytes by what they are, and what happened so far."""
 
     total_bytes: int
-    """All memory of the store: the sum of the next eight."""
+    """All memory of the store: the sum of the next nine."""
     host_bytes: int
     """Blocks that can be found."""
     hidden_bytes: int
@@ -24,12 +24,16 @@ class Figures:
     writing_bytes: int
     leaving_bytes: int
     """Out of the index, still pinned."""
+    moving_bytes: int
+    """On their way to the disk."""
     staged_bytes: int
     quarantined_bytes: int
     dirty_bytes: int
     """To be wiped, or just being wiped."""
     free_bytes: int
     pinned_bytes: int
+    disk_bytes: int
+    """Blocks on disk, without what sealing adds."""
     pins: int
     evicted: int
     conflicts: int
@@ -53,19 +57,20 @@ class Counters:
 def figures_of(catalogue: Catalogue, pins: PinTable, counters: Counters) -> Figures:
     """Under the store's lock."""
     census, arena = catalogue.census, catalogue.arena
-    hidden = catalogue.backlog_count
     size_bytes = arena.slot_bytes
     return Figures(
         total_bytes=arena.slot_count * size_bytes,
-        host_bytes=(census.ready - hidden) * size_bytes,
-        hidden_bytes=hidden * size_bytes,
+        host_bytes=(census.ready - census.hidden) * size_bytes,
+        hidden_bytes=census.hidden * size_bytes,
         writing_bytes=census.writing * size_bytes,
         leaving_bytes=census.leaving * size_bytes,
+        moving_bytes=census.moving * size_bytes,
         staged_bytes=census.staged * size_bytes,
         quarantined_bytes=census.quarantined * size_bytes,
         dirty_bytes=(arena.dirty_count + census.wiping) * size_bytes,
         free_bytes=arena.free_count * size_bytes,
         pinned_bytes=census.pinned * size_bytes,
+        disk_bytes=catalogue.disk_count * size_bytes,
         pins=len(pins),
         evicted=catalogue.evicted_count,
         conflicts=counters.conflicts,

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trunkline.core.records import Instant
-from trunkline.kv.catalogue import Catalogue, Entry
+from trunkline.kv.catalogue import Catalogue
 from trunkline.kv.deadlines import Deadlines
+from trunkline.kv.entries import Entry
 
 TOKEN_BYTES = 16
 
@@ -56,6 +57,19 @@ class PinTable:
         self._ends.add(token, until)
         return token
 
+    def merge(self, token: bytes, other: bytes) -> bool:
+        """Hold two runs under the first token; False where that ran out, and the other is given
+        back.
+        """
+        if token not in self._pins or other not in self._pins:
+            self.release(other)
+            return False
+        self._ends.drop(other)
+        pin = self._pins.pop(other)
+        self._forget_holder(pin.holder, other)
+        self._pins[token].entries.extend(pin.entries)
+        return True
+
     def shorten(self, token: bytes, count: int) -> bool:
         """Hold only so many leading blocks of a run; False where nothing is held any more."""
         pin = self._pins.get(token)
@@ -98,7 +112,10 @@ class PinTable:
         pin = self._pins.pop(token)
         for entry in pin.entries:
             self._catalogue.unpin(entry)
-        tokens = self._holders[pin.holder]
+        self._forget_holder(pin.holder, token)
+
+    def _forget_holder(self, holder: str, token: bytes) -> None:
+        tokens = self._holders[holder]
         del tokens[token]
         if not tokens:
-            del self._holders[pin.holder]
+            del self._holders[holder]

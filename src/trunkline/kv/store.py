@@ -1,29 +1,34 @@
 """The block store of one worker: what was computed or pulled here, until it is not worth its room.
 
     put ──────────────────────────────► READY ──► pinned by who reads it ──► evicted or condemned
-    stage ─► filled, verified ─► publish ──┘            (a TTL ends every pin)
+    stage ─► filled, verified ─► publish ──┘  ▲         (a TTL ends every pin)
+                                              └── loaded from disk, verified
 
-Safe for threads: an engine's loop and the threads of pulls use one store. Bytes are copied, hashed
-and wiped outside the lock. Whatever becomes visible went through `digests.fault_of` or
-`Staging.fault` first, and the host's judge is asked in the same step. Must never: show a block that
-is not whole, verified and current. Read `catalogue.py` for what is behind the lock.
+Safe for threads: an engine's loop and the threads of pulls use one store. Bytes are copied, hashed,
+read from disk and wiped outside the lock. Must never: show a block that is not whole, verified and
+current. Read `admission.py` for how a block comes in, `catalogue.py` for what is behind the lock.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trunkline.core.eviction import Evictor
-from trunkline.core.records import Instant
+from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import KV_KEY_BYTES, Reason
+from trunkline.kv.admission import Admission, Present, manifest_of
 from trunkline.kv.arena import Slot, wipe
-from trunkline.kv.berths import Berth, Berths
-from trunkline.kv.catalogue import Catalogue, Entry, Erasure
+from trunkline.kv.berths import Berths
+from trunkline.kv.catalogue import Catalogue
 from trunkline.kv.digests import digests_of, fault_of
+from trunkline.kv.disk import DiskTier
+from trunkline.kv.entries import Entry, Erasure
 from trunkline.kv.figures import Counters, Figures, figures_of
+from trunkline.kv.ladder import NAME_KEY_BYTES, Ladder
+from trunkline.kv.loading import Loader
 from trunkline.kv.pins import TOKEN_BYTES, PinTable
 from trunkline.kv.records import (
     Block,
@@ -45,14 +50,6 @@ MAX_PINS = 65_536
 """Runs that are pinned at a time; a further one finds nothing."""
 MAX_LEASE_MS = 600_000.0
 """No pin or staging lives longer without being renewed."""
-
-
-@dataclass(slots=True, eq=False)
-class _Writing:
-    """A `put` between its two steps."""
-
-    owner: Owner
-    erasure: Erasure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,33 +74,51 @@ class BlockStore:
         judge: Judge,
         make_order: Callable[[], Evictor],
         draw: Callable[[int], bytes],
+        disk: DiskTier | None = None,
         on_conflict: Callable[[Manifest], None] | None = None,
     ) -> None:
         """`draw` gives that many bytes nobody can guess. `on_conflict` is told of each integrity
-        alarm, outside the lock.
+        alarm, outside the lock, and of the block that stays. The store closes `disk`.
         """
         self.layout = layout
         self._clock = clock
-        self._judge = judge
         self._draw = draw
+        self._judge = judge
         self._on_conflict = on_conflict
         self._lock = threading.Lock()
+        block_bytes = layout.block_bytes
         self._catalogue = Catalogue(
             layout,
             make_order,
-            host_slots=options.host_bytes // layout.block_bytes,
-            staging_slots=options.staging_bytes // layout.block_bytes,
+            host_slots=options.host_bytes // block_bytes,
+            staging_slots=options.staging_bytes // block_bytes,
+            disk_blocks=disk.capacity_blocks(block_bytes) if disk is not None else 0,
+            moving_slots=disk.options.moving_blocks if disk is not None else 0,
         )
-        self._writings: dict[int, _Writing] = {}
-        """By the index of the slot."""
         self._pins = PinTable(self._catalogue, draw, max_pins=options.max_pins)
         self._berths = Berths(self._catalogue)
+        self._admission = Admission(layout, self._catalogue, self._berths, judge)
         self._counters = Counters()
+        self._disk = disk
+        self._loader: Loader | None = None
+        if disk is not None:
+            self._catalogue.lower = Ladder(
+                disk, name_key=draw(NAME_KEY_BYTES), moved=self._moved, erased=self._erased
+            )
+            self._loader = Loader(
+                layout,
+                self._catalogue,
+                self._admission,
+                disk,
+                self._counters,
+                lock=self._lock,
+                clean=self._clean,
+            )
 
     def set_quota(self, domain: str, *, floor_bytes: int = 0, cap_bytes: int | None = None) -> bool:
         """The newest quota of a domain; False where too many have one already."""
         with self._lock:
-            return self._catalogue.shelf.set_quota(
+            return self._catalogue.host.set_quota(
                 domain, floor_bytes=floor_bytes, cap_bytes=cap_bytes
             )
 
@@ -121,66 +136,25 @@ class BlockStore:
         """Keep a copy of a finished block: call it after the engine's own completion of the block.
         The digests are made here, from the bytes that are kept.
         """
-        if len(data) != self.layout.block_bytes:
+        source = memoryview(data).cast("B")
+        if len(source) != self.layout.block_bytes:
             return Reason.LENGTH
+        self._tend()
         with self._lock:
             self._expire()
-            slot = self._reserve(place, owner)
+            slot = self._admission.reserve(place, owner)
         if isinstance(slot, Reason):
             return slot
-        if isinstance(slot, Manifest):
-            return self._compare(slot, digests_of(memoryview(data), self.layout))
-        if slot.is_dirty:
-            self._wipe(slot)
-        slot.view[:] = data
-        manifest = self._manifest(place, owner, slot, digests_of(slot.view, self.layout))
+        if isinstance(slot, Present):
+            return self._compare(slot.manifest, digests_of(source, self.layout))
+        self._clean(slot)
+        slot.view[:] = source
+        manifest = manifest_of(self.layout, place, owner, slot, digests_of(slot.view, self.layout))
         with self._lock:
-            outcome = self._settle(manifest, slot, saved_ms, copies)
-        if isinstance(outcome, Manifest):
-            return self._compare(outcome, manifest.digests)
+            outcome = self._admission.settle(manifest, slot, saved_ms=saved_ms, copies=copies)
+        if isinstance(outcome, Present):
+            return self._compare(outcome.manifest, manifest.digests)
         return outcome
-
-    def _reserve(self, place: Place, owner: Owner) -> Slot | Manifest | Reason:
-        """A slot to write to, or what is here under that name already."""
-        reason = self._refusal(place, owner)
-        if reason is not None:
-            return reason
-        present = self._catalogue.find(place.key)
-        if present is not None:
-            return present.manifest
-        if not self._catalogue.make_room(owner.domain, place.parent):
-            return Reason.FULL
-        self._catalogue.replace_condemned(place.key)
-        self._catalogue.shelf.charge(owner.domain, self.layout.block_bytes)
-        self._catalogue.census.writing += 1
-        slot = self._catalogue.arena.take()
-        self._writings[slot.index] = _Writing(owner)
-        return slot
-
-    def _settle(
-        self, manifest: Manifest, slot: Slot, saved_ms: float, copies: int
-    ) -> PutOutcome | Manifest:
-        """Insert what was written, unless the world changed meanwhile."""
-        catalogue = self._catalogue
-        place, owner = manifest.place, manifest.owner
-        catalogue.census.writing -= 1
-        erasure = self._writings.pop(slot.index).erasure
-        reason = Reason.EPOCH if erasure is not None else self._refusal(place, owner)
-        present = catalogue.find(place.key)
-        if reason is None and present is None:
-            catalogue.insert(manifest, slot, saved_ms=saved_ms, copies=copies)
-            catalogue.announce([manifest])
-            return Kept(manifest=manifest, is_new=True)
-        catalogue.shelf.discharge(owner.domain, self.layout.block_bytes)
-        catalogue.vacate(slot, erasure, is_soiled=reason is Reason.EPOCH)
-        return reason or _manifest_of(present)
-
-    def _refusal(self, place: Place, owner: Owner) -> Reason | None:
-        """Why no block of that place may come in now."""
-        reason = self._judge.fault(owner)
-        if reason is None and place.index and self._catalogue.find(place.parent) is None:
-            return Reason.CHAIN
-        return reason
 
     def _compare(self, present: Manifest, digests: tuple[bytes, ...]) -> PutOutcome:
         if present.digests == digests:
@@ -201,13 +175,33 @@ class BlockStore:
         until: Instant,
         holder: str = "",
         is_verified: bool = True,
+        load_until: Instant | None = None,
     ) -> Pins:
         """Find and hold the longest leading run of these blocks, in one step.
 
         `holder` is for `unpin_holder`: a request, or a peer. The bytes are compared with their
         digests, unless `is_verified` is False: for who sends them on together with the digests, to
-        somebody who compares.
+        somebody who compares. What lies on disk ends the run, unless `load_until` says how long
+        this thread may wait for it: not for an event loop.
         """
+        self._tend()
+        pins = self._pin(ns, keys, (until, holder, is_verified))
+        loader = self._loader
+        if loader is None or load_until is None:
+            return pins
+        for _ in keys:
+            if pins.reason is not Reason.TIER:
+                break
+            found = len(pins.blocks)
+            reason = loader.load(keys[found], load_until)
+            if reason is not None:
+                return replace(pins, reason=reason)
+            more = self._pin(ns, keys[found:], (until, holder, is_verified))
+            pins = self._joined(pins, more)
+        return pins
+
+    def _pin(self, ns: bytes, keys: Sequence[bytes], terms: tuple[Instant, str, bool]) -> Pins:
+        until, holder, is_verified = terms
         token = b""
         with self._lock:
             self._expire()
@@ -215,48 +209,71 @@ class BlockStore:
             if entries and self._pins.is_full:
                 entries, reason = [], Reason.PINS_FULL
             if entries:
-                token = self._pins.hold(entries, self._capped(until), holder)
-                self._catalogue.shelf.touch([entry.manifest.place.key for entry in entries])
+                token = self._pins.hold(
+                    [entry for entry, _ in entries], self._capped(until), holder
+                )
+                self._catalogue.host.touch([entry.key for entry, _ in entries])
         if is_verified and entries:
             whole, damage = self._whole(entries)
             if damage is not None:
-                token, reason = self._shorten(token, entries, whole), damage
+                token, reason = self._shorten(token, entries[whole][0], whole), damage
                 entries = entries[:whole] if token else []
         blocks = tuple(
-            Block(manifest=entry.manifest, data=entry.slot.view.toreadonly()) for entry in entries
+            Block(manifest=entry.manifest, data=slot.view.toreadonly()) for entry, slot in entries
         )
         return Pins(token=token, blocks=blocks, reason=reason)
 
-    def _leading(self, ns: bytes, keys: Sequence[bytes]) -> tuple[list[Entry], Reason | None]:
-        entries: list[Entry] = []
+    def _joined(self, pins: Pins, more: Pins) -> Pins:
+        """Two runs, the second right behind the first, under one token."""
+        if not pins.blocks or not more.blocks:
+            return more if more.blocks else replace(pins, reason=more.reason)
+        last, first = pins.blocks[-1].manifest.place, more.blocks[0].manifest.place
+        with self._lock:
+            if first.parent != last.key:
+                self._pins.release(more.token)
+                return replace(pins, reason=Reason.CHAIN)
+            if not self._pins.merge(pins.token, more.token):
+                self._pins.release(pins.token)
+                return Pins(token=b"", blocks=(), reason=Reason.TOKEN)
+        return Pins(token=pins.token, blocks=pins.blocks + more.blocks, reason=more.reason)
+
+    def _leading(
+        self, ns: bytes, keys: Sequence[bytes]
+    ) -> tuple[list[tuple[Entry, Slot]], Reason | None]:
+        entries: list[tuple[Entry, Slot]] = []
+        parent: bytes | None = None
         for key in keys:
             assert len(key) == KV_KEY_BYTES
             entry = self._catalogue.find(key)
             if entry is None:
                 return entries, Reason.MISS
-            if entry.manifest.owner.ns != ns:
+            manifest = entry.manifest
+            if manifest.owner.ns != ns:
                 return entries, Reason.NS
-            if entries and entry.manifest.place.parent != entries[-1].manifest.place.key:
+            if parent is not None and manifest.place.parent != parent:
                 return entries, Reason.CHAIN
-            reason = self._judge.fault(entry.manifest.owner)
+            reason = self._judge.fault(manifest.owner)
             if reason is not None:
                 return entries, reason
-            entries.append(entry)
+            if entry.slot is None:
+                return entries, Reason.TIER
+            entries.append((entry, entry.slot))
+            parent = key
         return entries, None
 
-    def _whole(self, entries: list[Entry]) -> tuple[int, Reason | None]:
-        for count, entry in enumerate(entries):
-            reason = fault_of(entry.slot.view, entry.manifest, self.layout)
+    def _whole(self, entries: list[tuple[Entry, Slot]]) -> tuple[int, Reason | None]:
+        for count, (entry, slot) in enumerate(entries):
+            reason = fault_of(slot.view, entry.manifest, self.layout)
             if reason is not None:
                 return count, reason
         return len(entries), None
 
-    def _shorten(self, token: bytes, entries: list[Entry], whole: int) -> bytes:
+    def _shorten(self, token: bytes, damaged: Entry, whole: int) -> bytes:
         """The block behind the whole ones is damaged: nobody shall meet it again."""
         with self._lock:
             self._counters.spoilt += 1
-            if entries[whole].is_reachable:
-                self._catalogue.detach(entries[whole])
+            if damaged.is_reachable:
+                self._catalogue.detach(damaged)
             return token if self._pins.shorten(token, whole) else b""
 
     def unpin(self, token: bytes) -> bool:
@@ -315,8 +332,7 @@ class BlockStore:
             )
             self._berths.open(staging)
         for slot in slots:
-            if slot.is_dirty:
-                self._wipe(slot)
+            self._clean(slot)
         return staging
 
     def publish(self, token: bytes, manifests: Sequence[Manifest]) -> Published:
@@ -339,55 +355,11 @@ class BlockStore:
             whole += 1
         with self._lock:
             self._expire()
-            published, conflict = self._admit(berth, manifests[:whole])
-        if conflict is not None and self._on_conflict is not None:
-            self._on_conflict(conflict)
+            published, alarm = self._admission.admit(berth, manifests[:whole])
+            self._counters.conflicts += alarm is not None
+        if alarm is not None and self._on_conflict is not None:
+            self._on_conflict(alarm)
         return Published(count=published.count, reason=published.reason or reason)
-
-    def _admit(
-        self, berth: Berth, manifests: Sequence[Manifest]
-    ) -> tuple[Published, Manifest | None]:
-        """The one place where what came from elsewhere becomes visible."""
-        staging, catalogue = berth.staging, self._catalogue
-        taken: set[int] = set()
-        fresh: list[Manifest] = []
-        reason: Reason | None = None
-        conflict: Manifest | None = None
-        count = 0
-        for index, manifest in enumerate(manifests):
-            reason = self._entry_refusal(berth, manifest)
-            if reason is not None:
-                break
-            present = catalogue.find(manifest.place.key)
-            if present is None:
-                slot = staging.slots[index]
-                kept = self._manifest(manifest.place, staging.owner, slot, manifest.digests)
-                catalogue.shelf.charge(staging.owner.domain, self.layout.block_bytes)
-                catalogue.census.staged -= 1
-                catalogue.insert(kept, slot, saved_ms=staging.saved_ms, copies=staging.copies)
-                taken.add(index)
-                fresh.append(kept)
-            elif present.manifest.digests != manifest.digests:
-                self._counters.conflicts += 1
-                conflict, reason = present.manifest, Reason.CONFLICT
-                break
-            count += 1
-        catalogue.announce(fresh)
-        self._berths.close(berth, taken)
-        return Published(count=count, reason=reason), conflict
-
-    def _entry_refusal(self, berth: Berth, manifest: Manifest) -> Reason | None:
-        """Why this block of a staging may not come in, after room was made for it."""
-        if berth.erasure is not None:
-            return Reason.EPOCH
-        place = manifest.place
-        reason = self._refusal(place, berth.staging.owner)
-        if reason is not None or self._catalogue.find(place.key) is not None:
-            return reason
-        if not self._catalogue.make_room(berth.staging.owner.domain, place.parent):
-            return Reason.FULL
-        self._catalogue.replace_condemned(place.key)
-        return None
 
     def abandon(self, token: bytes, *, quarantine: bool = False) -> bool:
         """Give a staging back unpublished; False, and counted, where it was used before.
@@ -412,41 +384,40 @@ class BlockStore:
         """
         erasure = Erasure()
         with self._lock:
-            self._catalogue.condemn(is_stale, erasure)
+            stale = self._catalogue.condemn(is_stale, erasure)
             self._berths.condemn(is_stale, erasure)
-            for writing in self._writings.values():
-                if writing.erasure is None and is_stale(writing.owner):
-                    writing.erasure = erasure
-                    erasure.condemned_blocks += 1
-            erasure.condemned_bytes = erasure.condemned_blocks * self.layout.block_bytes
+            self._admission.condemn(is_stale, erasure)
+        if self._disk is not None:
+            for owner in stale:
+                self._disk.destroy(owner.ns)
         return erasure
 
     def erase(self, limit: int) -> int:
-        """Wipe up to that many condemned blocks; how many it were. 0: nothing is left to be done
-        now.
+        """Take up to that many steps of taking condemned blocks out of the index and wiping them;
+        how many it were. 0: nothing is left to be done now.
         """
-        count = 0
-        while count < limit:
+        for count in range(limit):
             with self._lock:
                 self._expire()
                 slot = self._catalogue.arena.take_dirty()
-                while slot is None and self._catalogue.detach_condemned():
-                    slot = self._catalogue.arena.take_dirty()
                 if slot is None:
-                    break
+                    if self._catalogue.detach_condemned():
+                        continue
+                    return count
                 self._catalogue.census.wiping += 1
             wipe(slot)
             with self._lock:
                 self._catalogue.census.wiping -= 1
                 self._catalogue.wiped(slot)
-                self._catalogue.arena.give(slot)
-            count += 1
-        return count
+                self._catalogue.arena.give_wiped(slot)
+        return limit
 
-    def _wipe(self, slot: Slot) -> None:
-        wipe(slot)
-        with self._lock:
-            self._catalogue.wiped(slot)
+    def _clean(self, slot: Slot) -> None:
+        """Make what was just taken fit for use."""
+        if slot.is_dirty:
+            wipe(slot)
+            with self._lock:
+                self._catalogue.wiped(slot)
 
     # -- what is going on ----------------------------------------------------------------------
 
@@ -454,22 +425,27 @@ class BlockStore:
         """What became resident and what went, in order, since the last call."""
         with self._lock:
             self._expire()
-            return self._catalogue.take_events()
+            return self._catalogue.news.take()
 
-    def resident(self) -> list[Manifest]:
-        """All blocks that can be found, parents before children."""
+    def resident(self) -> list[tuple[Tier, Manifest]]:
+        """All blocks that can be found, and where; parents before children."""
         with self._lock:
             return self._catalogue.resident()
 
     def set_copies(self, key: bytes, copies: int) -> None:
         """So many live copies of a block are elsewhere."""
         with self._lock:
-            self._catalogue.shelf.set_copies(key, copies)
+            self._catalogue.set_copies(key, copies)
 
     def figures(self) -> Figures:
         with self._lock:
             self._expire()
             return figures_of(self._catalogue, self._pins, self._counters)
+
+    def close(self) -> None:
+        """End the disk tier. What is pinned stays readable."""
+        if self._disk is not None:
+            self._disk.close()
 
     # -- under the lock ------------------------------------------------------------------------
 
@@ -481,20 +457,15 @@ class BlockStore:
     def _capped(self, until: Instant) -> Instant:
         return min(until, Instant(self._clock.now() + MAX_LEASE_MS))
 
-    def _manifest(
-        self, place: Place, owner: Owner, slot: Slot, digests: tuple[bytes, ...]
-    ) -> Manifest:
-        return Manifest(
-            place=place,
-            owner=owner,
-            generation=slot.generation,
-            layout_digest=self.layout.digest,
-            chunk_bytes=self.layout.chunk_bytes,
-            digests=digests,
-            size_bytes=self.layout.block_bytes,
-        )
+    def _tend(self) -> None:
+        if self._disk is not None:
+            self._disk.tend()
 
+    def _moved(self, entry: Entry, slot: Slot, name: str, is_written: bool) -> None:
+        with self._lock:
+            is_current = self._judge.fault(entry.manifest.owner) is None
+            self._catalogue.moved(entry, slot, name, is_written=is_written, is_current=is_current)
 
-def _manifest_of(entry: Entry | None) -> Manifest:
-    assert entry is not None
-    return entry.manifest
+    def _erased(self, fate: Erasure) -> None:
+        with self._lock:
+            fate.erased(self.layout.block_bytes)
