@@ -55,6 +55,10 @@ from trunkline.ports.clock import Clock
 _NOTHING_KEPT = {Reason.EPOCH, Reason.LEASE, Reason.NS, Reason.CLIENT, Reason.CLOSING}
 """After these not even the verified blocks are published."""
 _CANCELS = {Reason.CLIENT, Reason.GIVEN_UP, Reason.CLOSING}
+_SETTLE_MS = 10_000.0
+"""How long a staging outlives the deadline. Every pull gives its own back at once; the store only
+takes it for lost after this.
+"""
 
 
 class Puller:
@@ -250,7 +254,7 @@ class Puller:
         """Stage, receive, verify, publish. Raises Fault."""
         request = run.request
         manifests = self._manifests(request, announced)
-        until = Instant(request.deadline + self._options.stall_ms)
+        until = Instant(request.deadline + _SETTLE_MS)
         try:
             staging = self._store.stage(
                 request.owner, request.places[: len(manifests)], until=until
@@ -315,7 +319,10 @@ class Puller:
                 ring.copy_into(view, head.slot)
                 channel.send([CREDIT], arrival.due_at, run.guard)
             self._verify(run, staging, manifests, wanted.block, chunk)
-            arrival.verified(self._clock.now())
+            now = self._clock.now()
+            if arrival.is_late(now):
+                raise Fault(Reason.TIMEOUT)
+            arrival.verified(now)
             self._report(run, arrival, first_at, is_block_end=arrival.whole_blocks > wanted.block)
 
     def _verify(
@@ -368,7 +375,8 @@ class Puller:
         if published.reason is Reason.TOKEN:
             self._store.abandon(staging.token)  # its time was over: it was set aside
         run.published = published.count
-        run.reason = published.reason or run.reason
+        if fault is None or published.count < whole:
+            run.reason = published.reason or run.reason
 
     def _manifests(self, request: PullRequest, announced: Announced) -> list[Manifest]:
         """One for each block, with the owner that we know."""

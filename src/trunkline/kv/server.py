@@ -62,8 +62,6 @@ from trunkline.kv.wire import (
 )
 from trunkline.ports.clock import Clock
 
-BATCH_BYTES = 1 << 18
-"""Small chunks are sent together, up to so many bytes."""
 _ACCEPT_TICK_S = 0.5
 """How often a listener looks whether it is to end, where the system does not wake it for that."""
 MAX_ANNOUNCED_BYTES = MAX_MESSAGE_BYTES // 2
@@ -100,6 +98,8 @@ class ServerOptions:
     """Less than one chunk in this time, and the pull ends."""
     lease_ms: float = 5_000.0
     """A pin ends this long after bytes moved last."""
+    batch_bytes: int = 1 << 18
+    """Small chunks are sent together, up to so many bytes."""
     tick_ms: float = 50.0
     """How often a wait looks at the clock."""
 
@@ -387,7 +387,7 @@ class PullServer:
             buffers.append(ChunkHead(ChunkKind.DATA, block, chunk, len(data)).packed())
             buffers.append(data)
             size += len(data)
-            if size >= BATCH_BYTES or len(buffers) >= MAX_BUFFERS:
+            if size >= self._options.batch_bytes or len(buffers) >= MAX_BUFFERS:
                 self._hold_on(loan, pins)
                 channel.send(buffers, self._due(loan), self._guard)
                 self._count_bytes(size)
