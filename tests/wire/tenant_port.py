@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,11 @@ class TenantPort:
     def records(self) -> list[dict[str, Any]]:
         return self.operator.get("/audit", params={"limit": 1000}).json()["records"]
 
+    def unplug(self) -> None:
+        """The sink takes nothing more, and nobody waits long for what it does not take."""
+        self.sink.is_broken = True
+        self._revoker._parts = replace(self._revoker._parts, audit_patience_ms=10.0)
+
     def settled(self) -> None:
         """Everything that waits for the audit log has been written."""
 
@@ -159,6 +165,7 @@ class TenantPort:
             signer=signer,
             keeper=keeper,
             clock=clock,
+            sink_timeout_s=WAIT_S,
             origin=AuditOrigin(host="here", boot_id="b", audit_key=b"a" * 32),
         )
         assert await audit.open()
@@ -177,8 +184,10 @@ class TenantPort:
             audit=ledger,
             clock=clock,
             log=EventLog("tenant-port"),
+            audit_patience_ms=WAIT_S * 1_000.0,
         )
         async with Revoker(parts) as revoker:
+            self._revoker = revoker
             self.administration = Administration(
                 AdministrationParts(
                     registry=registry,

@@ -221,7 +221,7 @@ def test_a_revoked_fleet_lets_nobody_in_but_the_operator(port: TenantPort) -> No
 def test_without_a_sink_what_grants_is_503_and_what_takes_away_goes_on(port: TenantPort) -> None:
     text = port.key("acme", "auditor")
     port.operator.post("/revoke", json={"subject": "tenant/acme", "reason": "r"})
-    port.sink.is_broken = True
+    port.unplug()
     granting = (
         ("POST", "/orgs", {"name": "o"}),
         ("POST", "/tenants", {"name": "t"}),
@@ -245,7 +245,7 @@ def test_without_a_sink_what_grants_is_503_and_what_takes_away_goes_on(port: Ten
 
 
 def test_what_was_revoked_without_a_sink_is_in_the_log_when_one_is_back(port: TenantPort) -> None:
-    port.sink.is_broken = True
+    port.unplug()
     rev = port.operator.post("/revoke", json={"subject": "model/m", "reason": "r"}).json()["rev"]
     port.sink.is_broken = False
     port.settled()
@@ -385,7 +385,7 @@ def test_a_withdrawn_prefix_is_made_unreachable(port: TenantPort) -> None:
 def test_withdrawing_goes_on_without_a_sink(port: TenantPort) -> None:
     port.operator.post("/orgs", json={"name": "acme"})
     port.operator.post("/public", json=public())
-    port.sink.is_broken = True
+    port.unplug()
     receipt = port.operator.delete("/public/support").json()
     assert (receipt["state"], receipt["audit"]) == ("effective", "pending")
 

@@ -62,7 +62,7 @@ def test_who_adds_drains_and_removes_a_worker_is_on_record_before_and_after(
 def test_without_a_sink_no_worker_comes_or_goes(path: str, port: TenantPort) -> None:
     how: dict[str, Any] = {"json": {"url": URL}} if path == "/workers" else {"params": {"url": URL}}
     assert port.operator.post("/workers", json={"url": "http://here:1"}).status_code == 202
-    port.sink.is_broken = True
+    port.unplug()
     assert code_of(port.operator.post(path, **how)) == (503, "audit_down")
     for method, path_of in (
         ("POST", "/workers/here:1/drain"),

@@ -139,6 +139,7 @@ class RevokerParts:
     audit: Audit
     clock: Clock
     log: EventLog
+    audit_patience_ms: float = AUDIT_PATIENCE_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +334,7 @@ class Revoker(Supervised):
             running.is_over.set()
         is_recorded = self.outbox.put(partial(self._record, receipt, intent))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(AUDIT_PATIENCE_MS / 1_000.0):
+            async with asyncio.timeout(parts.audit_patience_ms / 1_000.0):
                 await is_recorded.wait()
         return self.receipts.get(order.rev) or receipt
 
