@@ -69,7 +69,7 @@ class AuditBench:
     def folder(self, name: str) -> Path:
         return self.root / name
 
-    def begin(self, *, max_pending: int = 100, timeout_s: float = 5.0) -> AuditLog:
+    def begin(self, *, max_pending: int = 100, timeout_s: float = 60.0) -> AuditLog:
         """The log of a new process."""
         self.sinks = [WeakSink(self.folder(name)) for name in ("a", "b")]
         sinks: list[AuditSink] = [*self.sinks]

@@ -1,4 +1,4 @@
-"""A membership over tables: real fleet and directory on a real loop, workers of canned answers."""
+"""A membership over tables: real fleet and directory, workers of canned answers, virtual time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from trunkline.adapters.clock import SystemClock
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
 from trunkline.control.discovery import FleetModel
 from trunkline.control.membership import Membership
@@ -25,8 +24,10 @@ from trunkline.core.records import Tier, WorkerId
 from trunkline.errors import WorkerLost
 from trunkline.observe import EventLog
 from trunkline.ports.worker import Endpoint, EventSource, Target
+from virtual_loop import LoopClock, VirtualLoop
 
 TEST_S = 10.0
+"""Of virtual time, as all here."""
 W0 = WorkerId("w0:1")
 GOOD = {"/v1/models": b'{"data":[{"id":"m"}]}', "/health": b""}
 
@@ -95,7 +96,7 @@ class Bench:
     """A membership whose workers answer from tables."""
 
     def __init__(self, **breaker: Any) -> None:
-        self.clock = SystemClock()
+        self.clock = LoopClock(asyncio.get_running_loop())
         self.directory = Directory(max_blocks=10_000)
         self.fleet = Fleet(virtual_nodes=8, now=self.clock.now())
         self.table = Table()
@@ -194,10 +195,20 @@ def bench_test(test: Callable[[Bench], Awaitable[None]]) -> Callable[[], None]:
             async with asyncio.timeout(TEST_S), bench.membership:
                 await test(bench)
 
-        asyncio.run(scenario())
+        play(scenario)
 
     del run.__wrapped__
     return run
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    """To its end, on a loop of its own."""
+
+    async def whole() -> None:
+        await scenario()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(whole())
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -234,7 +234,7 @@ def test_a_record_that_was_written_but_not_acknowledged_is_taken_back(tmp_path: 
 
 def test_a_sink_that_hangs_costs_one_time_out_and_not_one_a_record(tmp_path: Path) -> None:
     async def scenario(bench: AuditBench) -> None:
-        audit = bench.begin(timeout_s=0.05)
+        audit = bench.begin(timeout_s=1.0)
         await audit.write(login(0))
         gate = bench.sinks[0].gate = asyncio.Event()
         for number in range(1, 4):

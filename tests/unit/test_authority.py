@@ -84,7 +84,7 @@ async def lived_on(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ledger_module, "BEAT_S", 0.001)
     monkeypatch.setattr(Ledger, "tick", tick)
     config = Config(auth=AuthConfig(auth="keys", state_dir=str(folder)))
-    async with asyncio.timeout(10), open_authority(config, SystemClock(), b"", LOG):
+    async with asyncio.timeout(60), open_authority(config, SystemClock(), b"", LOG):
         await has_called.wait()
     return calls
 

@@ -61,7 +61,7 @@ def test_a_head_in_single_bytes_costs_no_more_than_its_size() -> None:
         inbox.add(b"x")
         assert not inbox.head_size()
         assert not inbox.has_bare_lf()
-    assert time.process_time() - began < 3.0
+    assert time.process_time() - began < 30.0, "minutes, on any machine"
     inbox.add(b"\r\n\r\n")
     assert inbox.head_size() == (1 << 18) + 4
 
@@ -74,5 +74,5 @@ def test_many_small_messages_are_taken_without_copying_the_rest() -> None:
     began = time.process_time()
     for _ in range(200_000):
         assert inbox.take(inbox.head_size()) == one
-    assert time.process_time() - began < 3.0
+    assert time.process_time() - began < 30.0, "minutes, on any machine"
     assert inbox.left == 0

@@ -24,8 +24,14 @@ class Gate:
 
     def work(self, number: int) -> int:
         self.begun.append(number)
-        assert self.open.wait(10), "the test never opened the gate"
+        assert self.open.wait(60), "the test never opened the gate"
         return number
+
+
+async def begun(gate: Gate, count: int) -> None:
+    """Until threads work on so many: starting one takes as long as it takes."""
+    while len(gate.begun) < count:  # noqa: ASYNC110 - a thread tells of it
+        await asyncio.sleep(0.001)
 
 
 async def ticks() -> None:
@@ -37,6 +43,7 @@ def test_the_lane_works_on_as_many_as_it_has_threads_and_in_order() -> None:
     async def scenario() -> None:
         lane, gate = Lane(2, "test"), Gate()
         tasks = [asyncio.create_task(lane.run(partial(gate.work, n))) for n in range(5)]
+        await begun(gate, 2)
         await ticks()
         assert sorted(gate.begun) == [0, 1]
         gate.open.set()
@@ -50,7 +57,7 @@ def test_who_leaves_the_line_is_never_worked_for_and_what_runs_is_waited_for() -
     async def scenario() -> None:
         lane, gate = Lane(1, "test"), Gate()
         tasks = [asyncio.create_task(lane.run(partial(gate.work, n))) for n in range(100)]
-        await ticks()
+        await begun(gate, 1)
         for task in tasks[:99]:
             task.cancel()
         await ticks()

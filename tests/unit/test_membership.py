@@ -13,6 +13,7 @@ from member_bench import (
     bench_test,
     metrics,
     named,
+    play,
     refused,
     some_chain,
     stored_batch,
@@ -103,7 +104,7 @@ def test_an_error_inside_an_open_membership_goes_through_as_it_is() -> None:
             raise ConfigError("a taken port")
 
     with pytest.raises(ConfigError, match="a taken port"):
-        asyncio.run(scenario())
+        play(scenario)
 
 
 @bench_test

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from member_bench import W0, Bench, bench_test, metrics, until
+from member_bench import W0, Bench, bench_test, metrics, play, until
 
 from trunkline.ports.worker import AttemptEnd
 
@@ -27,7 +27,7 @@ def test_failures_open_the_breaker_and_a_trial_after_the_pause_closes_it() -> No
             target.on_ended(AttemptEnd.COMPLETE)
             assert not bench.state().is_breaker_open
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 @bench_test
@@ -57,4 +57,4 @@ def test_a_new_life_begins_with_a_closed_breaker_and_answers_for_itself_alone() 
             bench.table.targets[W0].on_ended(AttemptEnd.WORKER_FAILED)
             assert bench.state().is_breaker_open
 
-    asyncio.run(scenario())
+    play(scenario)

@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 
-from member_bench import W0, Answers, Bench, bench_test, metrics, refused, until, with_events
+from member_bench import W0, Answers, Bench, bench_test, metrics, play, refused, until, with_events
 
 from trunkline.control.trouble import MAX_REMINDER_MS, REMINDER_MS, Trouble
 from trunkline.core.actions import FeedTrusted, FeedUntrusted
@@ -62,7 +62,7 @@ def test_a_breaker_that_is_switched_off_is_shown_closed_and_never_told_of() -> N
             assert (view.exclusion, view.breaker, view.reason) == (None, 0, USABLE)
             assert bench.log.count("breaker.opened") == 0
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 @bench_test
@@ -136,7 +136,7 @@ def test_a_breaker_is_told_of_once_when_it_opens_and_once_when_it_closes() -> No
         [fields] = [fields for name, fields in bench.log.events if name == "breaker.opened"]
         assert fields["worker"] == W0
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_a_breaker_that_is_open_closes_with_the_life_it_was_for() -> None:
@@ -151,7 +151,7 @@ def test_a_breaker_that_is_open_closes_with_the_life_it_was_for() -> None:
             target.on_ended(AttemptEnd.WORKER_FAILED)
             assert bench.log.count("breaker.opened") == 1, "a late end of the life before"
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 @bench_test

@@ -305,11 +305,11 @@ def test_after_a_failed_write_the_registry_settles_when_the_disk_takes_writes_ag
         with no_file_may_grow_beyond(size_bytes):
             with pytest.raises(RegistryDown, match="disk I/O error"):
                 await registry.commit(TENANT, intent())
-            await asyncio.wait_for(heard.wait(), 5)
+            await asyncio.wait_for(heard.wait(), 60)
             with pytest.raises(RegistryDown, match="a write failed"):
                 await registry.commit(TENANT, intent())
             heard.clear()
-        await asyncio.wait_for(heard.wait(), 5)
+        await asyncio.wait_for(heard.wait(), 60)
         assert registry.rev == 1
         assert await registry.commit(TENANT, intent()) == 2
         keeping.cancel()

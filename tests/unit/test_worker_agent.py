@@ -121,7 +121,7 @@ class Bench:
 
 def _on(bench: Bench, play: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await play()
         for engine in bench.engines:
             engine.close()
