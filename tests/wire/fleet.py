@@ -37,7 +37,7 @@ WAIT_S = 60.0
 """Generous, as other processes share this machine: only a test that fails waits so long."""
 QUICK = (
     "--health-check-interval-secs", "0.2", "--health-check-timeout-secs", "5",
-    "--load-interval-secs", "0.2", "--decision-header",
+    "--load-interval-secs", "0.2", "--connect-timeout-ms", "10000", "--decision-header",
 )  # fmt: skip
 """Gateway flags under which things are noticed within a test's patience. A probe may take long, as
 those on a loaded machine do: of a worker that is gone, a refused connection tells.

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
+from random import SystemRandom
 
 from kv_desk import LAYOUT, Desk, StillClock, chain, owner
 from trunkline.core.records import Instant
@@ -73,7 +73,7 @@ class Ends:
 
     def __post_init__(self) -> None:
         room = max(8, self.block_count)
-        self.draw = Random(11)
+        self.draw = SystemRandom()  # local addresses are the machine's: no two runs share one
         self.source = Desk(layout=self.layout, clock=self.clock, host_blocks=room)
         self.destination = Desk(
             layout=self.layout, clock=self.clock, host_blocks=room, staging_blocks=room

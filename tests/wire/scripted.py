@@ -265,6 +265,11 @@ class FixedPicker:
 QUIET = LimitsConfig()
 
 
+def patient(**limits: int) -> UpstreamConfig:
+    """These limits on workers, and nobody is given up for a machine that is slow to connect."""
+    return UpstreamConfig(**({"connect_timeout_ms": 60_000} | limits))
+
+
 @dataclass(slots=True)
 class Running:
     """A front under test."""
@@ -315,7 +320,7 @@ async def running(
             clock=SystemClock(),
             dice=random.Random(7),
             limits=limits,
-            upstream=upstream or UpstreamConfig(),
+            upstream=upstream or patient(),
             retry=retry or RetryConfig(retry_initial_backoff_ms=1, retry_max_backoff_ms=2),
             max_model_len=parts.pop("max_model_len", 4_096),
             version="0.0.0-test",

@@ -26,6 +26,7 @@ from scripted import (
     get,
     in_two,
     json_answer,
+    patient,
     post,
     running,
     staying,
@@ -33,7 +34,7 @@ from scripted import (
     worker,
 )
 
-from trunkline.config import LimitsConfig, UpstreamConfig
+from trunkline.config import LimitsConfig
 
 
 async def through(answer: bytes, request: bytes = post(), *, closes: bool = False) -> Reply:
@@ -382,7 +383,7 @@ async def test_a_slow_client_that_reads_on_gets_everything() -> None:
 @wire
 async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
     """C76, C77."""
-    upstream = UpstreamConfig(stream_idle_timeout_ms=200)
+    upstream = patient(stream_idle_timeout_ms=200)
     script = staying(SSE_HEAD + event("a"))
     async with worker(script) as w, running(FixedPicker(w), upstream=upstream) as gateway:
         reply = await gateway.ask(post(STREAM))
@@ -394,7 +395,7 @@ async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
 @wire
 async def test_c76_a_stream_longer_than_any_limit_survives_while_it_moves() -> None:
     """C76."""
-    upstream = UpstreamConfig(stream_idle_timeout_ms=2_000, first_byte_timeout_ms=2_000)
+    upstream = patient(stream_idle_timeout_ms=2_000, first_byte_timeout_ms=2_000)
 
     async def script(served: Served) -> None:
         await served.request()

@@ -25,6 +25,7 @@ from scripted import (
     answering,
     event,
     json_answer,
+    patient,
     post,
     running,
     staying,
@@ -33,7 +34,7 @@ from scripted import (
     worker,
 )
 
-from trunkline.config import LimitsConfig, UpstreamConfig
+from trunkline.config import LimitsConfig
 from trunkline.core.records import WorkerId
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
 from trunkline.gateway.lane import Lane
@@ -194,7 +195,7 @@ async def test_an_unforeseen_error_inside_a_stream_ends_it_with_an_event() -> No
 
 @wire
 async def test_a_connection_that_never_comes_nor_fails_is_given_up_by_the_sweep() -> None:
-    upstream = UpstreamConfig(connect_timeout_ms=100)
+    upstream = patient(connect_timeout_ms=100)
     async with (
         worker(answering(json_answer())) as w,
         running(FixedPicker(w), upstream=upstream) as gateway,

@@ -20,6 +20,7 @@ from scripted import (
     get,
     in_two,
     json_answer,
+    patient,
     post,
     running,
     staying,
@@ -27,8 +28,6 @@ from scripted import (
     wire,
     worker,
 )
-
-from trunkline.config import UpstreamConfig
 
 PHASES = ["before the first byte", "in the middle of a stream", "without streaming"]
 
@@ -78,7 +77,7 @@ async def test_c73_connections_the_worker_closes_when_idle_never_cost_a_request(
         except TimeoutError:
             return
 
-    upstream = UpstreamConfig(keepalive_idle_ms=10_000)  # far too long, on purpose
+    upstream = patient(keepalive_idle_ms=10_000)  # far too long, on purpose
     async with worker(script) as w, running(FixedPicker(w), upstream=upstream) as gateway:
         client = await gateway.client()
         for index in range(100):
@@ -102,7 +101,7 @@ async def test_c73_a_connection_that_died_unseen_is_replaced_without_a_retry() -
         await served.request()  # takes the second request, and dies without a word
         served.reset()
 
-    upstream = UpstreamConfig(keepalive_idle_ms=100_000)  # none is let go for its age
+    upstream = patient(keepalive_idle_ms=100_000)  # none is let go for its age
     async with worker(one_shot) as w, running(FixedPicker(w), upstream=upstream) as gateway:
         client = await gateway.client()
         for _ in range(4):
@@ -141,7 +140,7 @@ async def test_a_client_may_go_on_using_the_connection_of_a_stream_that_broke() 
 
 @wire
 async def test_idle_connections_to_workers_are_let_go_below_the_workers_own_limit() -> None:
-    upstream = UpstreamConfig(keepalive_idle_ms=1_000)
+    upstream = patient(keepalive_idle_ms=1_000)
     async with (
         worker(answering(json_answer())) as w,
         running(FixedPicker(w), upstream=upstream) as gateway,
@@ -154,7 +153,7 @@ async def test_idle_connections_to_workers_are_let_go_below_the_workers_own_limi
 
 @wire
 async def test_the_pool_keeps_no_more_than_its_bound() -> None:
-    upstream = UpstreamConfig(max_idle_connections=3)
+    upstream = patient(max_idle_connections=3)
     async with (
         worker(answering(json_answer())) as w,
         running(FixedPicker(w), upstream=upstream) as gateway,

@@ -20,6 +20,7 @@ from scripted import (
     answering,
     event,
     json_answer,
+    patient,
     post,
     running,
     staying,
@@ -28,7 +29,7 @@ from scripted import (
     worker,
 )
 
-from trunkline.config import RetryConfig, UpstreamConfig
+from trunkline.config import RetryConfig
 from trunkline.core.breaker import Breaker
 from trunkline.core.records import Instant, WorkerId
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, Pick
@@ -197,7 +198,7 @@ async def test_no_second_worker_is_asked_where_retries_are_off() -> None:
 @wire
 async def test_c75_a_worker_that_accepts_and_never_answers_stalls_only_its_own() -> None:
     """C75, C77, F4."""
-    upstream = UpstreamConfig(first_byte_timeout_ms=5_000)
+    upstream = patient(first_byte_timeout_ms=5_000)
     async with (
         worker(staying(), "w0") as w0,
         worker(answering(json_answer()), "w1") as w1,
@@ -218,7 +219,7 @@ async def test_c75_a_worker_that_accepts_and_never_answers_stalls_only_its_own()
 
 @wire
 async def test_a_connection_that_does_not_come_up_in_time_is_given_up() -> None:
-    upstream = UpstreamConfig(connect_timeout_ms=100)
+    upstream = patient(connect_timeout_ms=100)
     # A listener with a full backlog accepts nobody.
 
     full = socket.socket()
@@ -276,7 +277,7 @@ async def test_c86_a_worker_that_recovers_serves_again() -> None:
             else:
                 await served.send(json_answer())
 
-    upstream = UpstreamConfig(first_byte_timeout_ms=1_500)
+    upstream = patient(first_byte_timeout_ms=1_500)
     async with worker(script) as w, running(BreakingPicker(w), upstream=upstream) as gateway:
         too_long = post({"model": "m", "messages": [{"role": "user", "content": "too long"}]})
         for _ in range(100):

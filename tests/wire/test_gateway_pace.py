@@ -153,7 +153,7 @@ async def test_an_answer_that_is_still_being_fetched_does_not_idle() -> None:
 
 @wire
 async def test_c105_long_prompts_leave_the_loop_to_the_others() -> None:
-    """The real tokenizer and template, 8 prompts of some 100,000 tokens; /health all the while."""
+    """The real tokenizer and template, 16 prompts of some 100,000 tokens; /health all the while."""
     prompts = build_core(Config(), SystemClock()).prompts
 
     class Tokenising(FixedPicker):
@@ -178,13 +178,13 @@ async def test_c105_long_prompts_leave_the_loop_to_the_others() -> None:
         worker(answering(json_answer())) as w,
         running(Tokenising(w), max_model_len=1 << 20) as gateway,
     ):
-        asked = [asyncio.create_task(gateway.ask(post(long))) for _ in range(8)]
+        asked = [asyncio.create_task(gateway.ask(post(long))) for _ in range(16)]
         while not all(task.done() for task in asked):
             assert (await gateway.ask(get("/health"))).status == 200
             answered_count += 1
         assert {task.result().status for task in asked} == {200}
     assert min(lengths) > 80_000
-    assert answered_count > 24, "a loop that tokenises answers once for each of the 8 prompts"
+    assert answered_count > 24, "a loop that tokenises answers once for each of the 16 prompts"
     prompts.close()
 
 

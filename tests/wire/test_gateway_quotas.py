@@ -18,6 +18,7 @@ from scripted import (
     answering,
     in_two,
     json_answer,
+    patient,
     post,
     running,
     until,
@@ -326,7 +327,7 @@ async def test_a_wait_that_is_too_long_is_429_since_there_is_a_worker() -> None:
 
 @wire
 async def test_a_wait_ends_with_the_first_byte_time_out_whatever_the_line_does() -> None:
-    limits = UpstreamConfig(first_byte_timeout_ms=300)
+    limits = patient(first_byte_timeout_ms=300)
     async with worker(answering(json_answer())) as w, standing(w, upstream=limits) as stand:
         queue = stand.books.state.queue
         queue.start(1_000_000, PREFILL_MS, NOW)  # nobody's request that times out meanwhile

@@ -266,10 +266,10 @@ print(answered_count)
 @pytest.mark.slow
 @pytest.mark.skipif(IMPLEMENTATION == "pure", reason="the Python twins need 40 ms a long prompt")
 def test_c105_long_prompts_do_not_hold_up_short_answers(gateway: Gateway) -> None:
-    """8 prompts of 100k tokens as text, while another process polls /health. `benchmarks/stall.py`
+    """16 prompts of 100k tokens as text, while another process polls /health. `benchmarks/stall.py`
     has the bar in ms.
     """
-    bodies = [{"prompt": text_of(39_000, ("c105", n)), "max_tokens": 1} for n in range(8)]
+    bodies = [{"prompt": text_of(39_000, ("c105", n)), "max_tokens": 1} for n in range(16)]
     words = [sys.executable, "-c", POLL, gateway.url.rpartition(":")[2]]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as poller:
         assert poller.stdout is not None
@@ -280,7 +280,7 @@ def test_c105_long_prompts_do_not_hold_up_short_answers(gateway: Gateway) -> Non
         answered_count = int(poller.stdout.readline())
     assert {answer.status for answer in answers} == {200}
     assert min(answer.prompt_tokens for answer in answers) >= 100_000
-    assert answered_count > 24, "a loop that tokenises answers once for each of the 8 prompts"
+    assert answered_count > 24, "a loop that tokenises answers once for each of the 16 prompts"
 
 
 # -- operators -------------------------------------------------------------------------------------
