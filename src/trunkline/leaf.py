@@ -28,7 +28,7 @@ SHOWN_SECRET = "***"
 
 
 _MAX_SECRET_BYTES = 4_096
-_ROOT_KEY_BYTES = 32
+_KEY_BYTES = 32
 _KINDS: Mapping[str, type[Any]] = {
     "int": int,
     "float": float,
@@ -224,14 +224,19 @@ def read_secret(path: str, what: str) -> str:
 
 def read_root_key(path: str) -> bytes:
     """The root secret of all namespaces; empty where no file is named. Raises ConfigError."""
+    return read_key(path, "root_key_file")
+
+
+def read_key(path: str, what: str) -> bytes:
+    """A key of 32 bytes, written in hex; empty where no file is named. Raises ConfigError."""
     if not path:
         return b""
     try:
-        key = bytes.fromhex(read_secret(path, "root_key_file"))
+        key = bytes.fromhex(read_secret(path, what))
     except ValueError:
         key = b""  # what it says instead may be a secret all the same: not shown
-    if len(key) != _ROOT_KEY_BYTES:
-        raise ConfigError(f"root_key_file {path}: {2 * _ROOT_KEY_BYTES} hex digits are needed")
+    if len(key) != _KEY_BYTES:
+        raise ConfigError(f"{what} {path}: {2 * _KEY_BYTES} hex digits are needed")
     return key
 
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from trunkline.adapters.clock import SystemClock
+from trunkline.leaf import read_key
 
 OWN_MODEL = Path(__file__).resolve().parent / "worker" / "model"
 
@@ -43,6 +44,8 @@ def run_worker(args: argparse.Namespace) -> int:
             make_publisher=publisher,
             clock=clock,
             boot_nonce=secrets.token_hex(16),
+            draw=secrets.token_bytes,
+            transfer_key=read_key(options.transfer_key_file, "transfer_key_file"),
         ),
     )
     return 0

@@ -362,6 +362,7 @@ class World:
             make_publisher=lambda host, port, rank: link,
             clock=self.clock,
             boot_nonce=lives.randbytes(16).hex(),
+            draw=bytes,
         )
         built = build_app(options, parts)
         config = ServerConfig(

@@ -115,6 +115,7 @@ class Worker:
             make_publisher=_nobody_listens,
             clock=clock,
             boot_nonce="ab" * 16,
+            draw=bytes,
         )
         built = build_app(options, parts)
         fence = built.ranks[0].engine.cache._guard

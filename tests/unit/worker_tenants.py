@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from random import Random
 
 from trunkline.core.freshness import Freshness, Grant, Taken
-from trunkline.core.records import BootInstant
+from trunkline.core.records import BootInstant, Instant, WallTime
 from trunkline.core.simkv import answer_tokens
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.fence import Fence, Reason
+from trunkline.worker.options import WorkerOptions
 from trunkline.worker.requests import Region
+from trunkline.worker.storage import StorageParts, build_storage
 from trunkline.worker.ticket import Ticket
+from trunkline.worker.tiers import HostTier
 
 VOCAB = 4_096
 BLOCK = 16
@@ -58,16 +62,58 @@ def ticket(
 
 @dataclass(slots=True)
 class Store:
-    """One cache; `boot_ms` is its boot clock."""
+    """One cache, with `host` blocks behind it where that is more than 0; `boot_ms` is its clock."""
 
     capacity: int = 32
+    host: int = 0
     boot_ms: float = 1_000.0
     fence: Fence = field(init=False)
+    tier: HostTier | None = field(init=False, default=None)
     cache: BlockCache = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fence = Fence(freshness=Freshness("ab"), boot=lambda: BootInstant(self.boot_ms))
-        self.cache = BlockCache(capacity=self.capacity, block_tokens=BLOCK, guard=self.fence)
+        self.fence = Fence(freshness=Freshness("ab"), boot=self.boot)
+        if self.host:
+            self.tier = self._tier()
+        self.cache = BlockCache(
+            capacity=self.capacity, block_tokens=BLOCK, guard=self.fence, tier=self.tier
+        )
+
+    def now(self) -> Instant:
+        return Instant(self.boot_ms)
+
+    def boot(self) -> BootInstant:
+        return BootInstant(self.boot_ms)
+
+    def wall(self) -> WallTime:
+        return WallTime(self.boot_ms / 1e3)
+
+    @property
+    def behind(self) -> HostTier:
+        assert self.tier is not None
+        return self.tier
+
+    def host_bytes(self) -> int:
+        return self.behind.store.figures().host_bytes
+
+    def crowd_out(self) -> None:
+        """Nothing of before is on the device any more; what is, is nobody's."""
+        for first in (3_000, 3_500):
+            self.run(tokens(self.capacity * BLOCK - 8, first=first), None)
+
+    def _tier(self) -> HostTier:
+        options = WorkerOptions(block_size=BLOCK, blocks=self.capacity, host_blocks=self.host)
+        parts = StorageParts(
+            fence=self.fence,
+            clock=self,
+            draw=Random(7).randbytes,
+            transfer_key=b"",
+            vocab_size=VOCAB,
+            boot_nonce="ab",
+        )
+        storage = build_storage(options, parts)
+        assert storage is not None
+        return storage.tier
 
     def lease(self, rev: int = 9, **epochs: int) -> None:
         """From now on for 3 s; the table is that of `EPOCHS` but for what is named."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import Enum
 
+_GIB = 1 << 30
+
 
 class Scheduling(Enum):
     """How a worker shares its machine among requests."""
@@ -35,6 +37,10 @@ class Profile:
     scheduling: Scheduling
     source: str
     """Where the figures come from, said honestly."""
+    host_gib_per_s: float = 20.0
+    """From host memory to the device. Assumed: what a PCIe 5 x16 link has left beside the engine's
+    own traffic.
+    """
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -45,6 +51,8 @@ class Profile:
                 raise ValueError(f"profile {self.name}: {field.name} is {value}, must be 0 or more")
         if not self.kv_bytes_per_token or not self.max_batch_tokens:
             raise ValueError(f"profile {self.name}: a size or a batch of 0 tokens cannot be")
+        if not self.host_gib_per_s:
+            raise ValueError(f"profile {self.name}: host memory at 0 GiB/s cannot be")
 
     def prefill_ms(self, uncached_tokens: float, context_tokens: float) -> float:
         """Time to prefill `uncached_tokens` after `context_tokens` cached ones; 0 for none."""
@@ -56,6 +64,10 @@ class Profile:
             + self.prefill_token_ms * uncached_tokens
             + self.prefill_context_ms * attended
         )
+
+    def load_ms(self, tokens: int) -> float:
+        """Time to copy so many tokens' KV from host memory to the device."""
+        return tokens * self.kv_bytes_per_token / (self.host_gib_per_s * _GIB) * 1e3
 
 
 # Derivation of the H100 rows, with MFU 0.45 and a bf16 peak of 989 TFLOP/s a GPU:

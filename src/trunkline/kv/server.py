@@ -15,7 +15,7 @@ import hmac
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,7 +31,6 @@ from trunkline.core.transfer import (
 )
 from trunkline.kv.records import Block, Layout, Pins
 from trunkline.kv.ring import CREDIT, SLOTS, Ring, is_supported
-from trunkline.kv.store import BlockStore
 from trunkline.kv.wire import (
     MAX_BUFFERS,
     MAX_CHUNK_BYTES,
@@ -78,6 +77,22 @@ class Host(Protocol):
         ...
 
 
+class Lender(Protocol):
+    """A store, as far as a source needs it; `BlockStore` is one. Used from many threads."""
+
+    def pin(
+        self,
+        ns: bytes,
+        keys: Sequence[bytes],
+        *,
+        until: Instant,
+        holder: str = "",
+        is_verified: bool = True,
+    ) -> Pins: ...
+    def unpin(self, token: bytes) -> bool: ...
+    def renew(self, token: bytes, until: Instant) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """Bounds of one source."""
@@ -122,7 +137,7 @@ class PullServer:
 
     def __init__(
         self,
-        store: BlockStore,
+        store: Lender,
         layout: Layout,
         identity: Identity,
         transfer_key: bytes,

@@ -11,7 +11,7 @@ out. Read `fence.py` for what a lease is good for.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,13 +21,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trunkline.core.freshness import Grant, Taken, Verb
+from trunkline.kv import catalogue as kv
+from trunkline.kv.records import Owner
 from trunkline.worker.blocks import PLAIN, Erasure, Stamp
 from trunkline.worker.bodies import read_body
 from trunkline.worker.engine import Engine
 from trunkline.worker.fence import Fence
 from trunkline.worker.jobs import Failure, Job
 from trunkline.worker.requests import BadRequest
-from trunkline.worker.ticket import MAX_EPOCH, MAX_REV, subject_named
+from trunkline.worker.storage import Storage
+from trunkline.worker.ticket import MAX_EPOCH, MAX_REV, Ticket, subject_named
 
 MAX_SUBJECTS = 65_536
 """Raised epochs a worker keeps. A grant beyond it is refused: no lease, so no reuse."""
@@ -65,6 +68,7 @@ class Agent:
 
     engines: Sequence[Engine]
     fence: Fence
+    storage: Storage | None = None
     max_subjects: int = MAX_SUBJECTS
     max_erasures: int = MAX_ERASURES
     _subjects: dict[str, None] = field(default_factory=dict[str, None])
@@ -87,16 +91,19 @@ class Agent:
         if wire.grant is not None:
             self.fence.grants[self._take(wire.grant)] += 1
         freshness = self.fence.freshness
-        return JSONResponse(
-            {
-                "ask": freshness.ask(self.fence.boot()),
-                "boot_nonce": freshness.boot_nonce,
-                "rev": freshness.rev,
-                "fence": "worker",
-                "erase": "namespace",
-                "salt_regions": True,
-            }
-        )
+        told = {
+            "ask": freshness.ask(self.fence.boot()),
+            "boot_nonce": freshness.boot_nonce,
+            "rev": freshness.rev,
+            "fence": "worker",
+            "erase": "namespace",
+            "salt_regions": True,
+        }
+        if self.storage is not None:
+            self.storage.tier.tend()
+            address = self.storage.address()
+            told |= {} if address is None else {"pull": address}
+        return JSONResponse(told)
 
     async def revoke(self, request: Request) -> Response:
         wire = await _decoded(request, _WireOrder)
@@ -112,8 +119,12 @@ class Agent:
                 "rev": wire.rev,
                 "boot_nonce": self.fence.freshness.boot_nonce,
                 "aborted": erasure.aborted,
-                "condemned_blocks": erasure.condemned_blocks,
-                "condemned_bytes": {"device": erasure.condemned_bytes},
+                "condemned_blocks": erasure.condemned_blocks
+                + sum(behind.condemned_blocks for behind in erasure.behind),
+                "condemned_bytes": {
+                    "device": erasure.condemned_bytes,
+                    **self._behind(erasure, lambda behind: behind.condemned_bytes),
+                },
             }
         )
 
@@ -128,10 +139,20 @@ class Agent:
             {
                 "rev": erasure.rev,
                 "done": erasure.is_done,
-                "blocks": erasure.erased_blocks,
-                "bytes": {"device": erasure.erased_bytes},
+                "blocks": erasure.erased_blocks
+                + sum(behind.erased_blocks for behind in erasure.behind),
+                "bytes": {
+                    "device": erasure.erased_bytes,
+                    **self._behind(erasure, lambda behind: behind.erased_bytes),
+                },
             }
         )
+
+    def _behind(self, erasure: Erasure, count: Callable[[kv.Erasure], int]) -> dict[str, int]:
+        """Bytes of the tiers that there are."""
+        if self.storage is None:
+            return {}
+        return {"host": sum(map(count, erasure.behind))}
 
     # -- what a holder does ------------------------------------------------------------------------
 
@@ -157,9 +178,8 @@ class Agent:
         """A grant was faster than the order, or the order is lost."""
         self._subjects[subject] = None
         erasure = Erasure(rev=0)
-        for engine in self.engines:
-            engine.condemn(lambda stamp: _is_stale(stamp, {subject: epoch}), erasure)
-        if erasure.condemned_blocks:
+        self._condemn({subject: epoch}, erasure)
+        if not erasure.is_empty:
             self._early[subject] = (epoch, erasure)
         if len(self._early) > self.max_erasures:
             self._early.popitem(last=False)
@@ -173,8 +193,7 @@ class Agent:
             erasure = Erasure(rev=0)
         erasure.rev = order.rev
         raised = {order.subject: order.epoch}
-        for engine in self.engines:
-            engine.condemn(lambda stamp: _is_stale(stamp, raised), erasure)
+        self._condemn(raised, erasure)
         if order.verb is Verb.REVOKE:
             for engine in self.engines:
                 erasure.aborted += engine.abort_all(
@@ -182,6 +201,15 @@ class Agent:
                 )
         self._keep(order, erasure)
         return erasure
+
+    def _condemn(self, raised: Mapping[str, int], erasure: Erasure) -> None:
+        """In every tier."""
+        for engine in self.engines:
+            engine.condemn(lambda stamp: _is_stale(stamp, raised), erasure)
+        if self.storage is not None:
+            tier = self.storage.tier
+            erasure.behind.append(tier.condemn(lambda owner: _is_raised(owner, raised)))
+            tier.erase_soon()
 
     def _check_room(self, epochs: Mapping[str, int]) -> None:
         new = sum(1 for subject in epochs if subject not in self._subjects)
@@ -200,7 +228,11 @@ class Agent:
 def _is_stale(stamp: Stamp, raised: Mapping[str, int]) -> bool:
     if stamp is PLAIN:
         return _FLEET in raised
-    epochs = zip(stamp.subjects, stamp.epochs, strict=True)
+    return _is_raised(stamp, raised)
+
+
+def _is_raised(whose: Stamp | Owner | Ticket, raised: Mapping[str, int]) -> bool:
+    epochs = zip(whose.subjects, whose.epochs, strict=True)
     return any(epoch < raised.get(subject, 0) for subject, epoch in epochs)
 
 
@@ -209,8 +241,7 @@ def _runs_under(job: Job, raised: Mapping[str, int], erasure: Erasure) -> bool:
     ticket = job.terms.ticket
     if ticket is None:
         return _FLEET in raised
-    epochs = zip(ticket.subjects, ticket.epochs, strict=True)
-    if any(epoch < raised.get(subject, 0) for subject, epoch in epochs):
+    if _is_raised(ticket, raised):
         return True
     blocks = job.sequence.blocks if job.sequence is not None else ()
     return any(block.erasure is erasure for block in blocks)

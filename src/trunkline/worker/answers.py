@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from trunkline.worker.engine import Engine
 from trunkline.worker.jobs import Failure, Job
+from trunkline.worker.pulls import ANSWER_HEADER, NO_PULLS, Pulls
 from trunkline.worker.requests import Generation
 
 _encode = msgspec.json.encode
@@ -36,11 +37,14 @@ class Answer:
     """Token id -> its text."""
     on_started: Callable[[Generation, Job], None] = field(repr=False)
     """Told once, when the prompt is computed."""
+    pulls: Pulls | None = None
+    """Who carries out the job's call, where it has one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._abort_when_gone(receive))
+                await self._pull()
                 await (self._stream(send) if self.request.is_stream else self._whole(send))
                 watcher.cancel()
         finally:
@@ -51,9 +55,27 @@ class Answer:
             pass
         self.engine.abort(self.job)
 
+    async def _pull(self) -> None:
+        """What the job waits for before it is scheduled."""
+        job = self.job
+        if job.call is None:
+            return
+        if self.pulls is None:
+            job.call.pulled = NO_PULLS
+        else:
+            cache = self.engine.cache
+            await self.pulls.fetch(job.call, cache, job.prompt, job.salt, job.terms)
+        self.engine.pulled(job)
+
+    def _pulled(self) -> list[tuple[bytes, bytes]]:
+        """The header that says what became of a pull, where one was asked for."""
+        pulled = self.job.call.pulled if self.job.call else None
+        return [(ANSWER_HEADER, pulled.told())] if pulled else []
+
     async def _stream(self, send: Send) -> None:
         # Headers go out before the first token, as the engine does it.
-        await send(_start([(b"content-type", b"text/event-stream; charset=utf-8")]))
+        kind = (b"content-type", b"text/event-stream; charset=utf-8")
+        await send(_start([kind, *self._pulled()]))
         async for chunk in self._chunks():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         failure = self.job.failure
@@ -129,14 +151,15 @@ class Answer:
             }
         )
         length = str(len(body)).encode()
-        await send(_start([(b"content-type", b"application/json"), (b"content-length", length)]))
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send(_start([*headers, *self._pulled()]))
         await send({"type": "http.response.body", "body": body})
 
     async def _failed(self, failure: Failure, send: Send) -> None:
         body = _encode(error_body(failure.status, failure.message))
         length = str(len(body)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await send(_start(headers, failure.status))
+        await send(_start([*headers, *self._pulled()], failure.status))
         await send({"type": "http.response.body", "body": body})
 
     def _envelope(self, kind: str = "") -> dict[str, Any]:

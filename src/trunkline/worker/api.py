@@ -30,8 +30,11 @@ from trunkline.worker.faults import Faults
 from trunkline.worker.jobs import Job, QueueFull
 from trunkline.worker.labels import LabelBook
 from trunkline.worker.metrics import Metrics
+from trunkline.worker.pulls import HEADER as PULL_HEADER
+from trunkline.worker.pulls import PullCall, Pulls, order_from
 from trunkline.worker.requests import BadRequest, Generation, Reader
-from trunkline.worker.ticket import HEADER, ticket_from
+from trunkline.worker.ticket import HEADER, bad_header, ticket_from
+from trunkline.worker.tiers import HostTier
 
 VERSION = "0.32.0+trunkline"
 _MAX_BODY_BYTES = 64 << 20
@@ -63,6 +66,9 @@ class Api:
     id_prefix: str
     takes_tickets: bool = False
     """Off, a request's ticket and regions are as unknown here as to a stock engine."""
+    tier: HostTier | None = None
+    pulls: Pulls | None = None
+    """None where nothing can be pulled."""
     _served: int = 0
     _pieces: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, at most one entry for each id of the vocabulary."""
@@ -148,6 +154,11 @@ class Api:
         return JSONResponse({"object": "list", "model": self.reader.model, "data": data})
 
     async def reset(self, request: Request) -> Response:
+        if self.tier is not None:
+            # All ranks share it: none is emptied while another one works.
+            if any(rank.engine.running for rank in self.ranks):
+                return JSONResponse({"success": False})
+            self.tier.reset()
         # Every rank is asked, also after one that is busy.
         done = [rank.engine.reset() for rank in self.ranks]
         for rank in self.ranks:
@@ -177,11 +188,14 @@ class Api:
         if self.faults.is_hanging:
             return Hanging()
         generation = self.reader.generation(body, is_chat=is_chat)
-        terms = self._terms(request, generation) if self.takes_tickets else STOCK
+        terms, call = STOCK, None
+        if self.takes_tickets:
+            terms = self._terms(request, generation)
+            call = self._call(request, terms)
         rank = self._rank_for(request)
         try:
             job = rank.engine.submit(
-                generation.prompt, generation.salt, generation.wanted_tokens, terms
+                generation.prompt, generation.salt, generation.wanted_tokens, terms, call
             )
         except QueueFull as full:
             return error_response(503, str(full), "ServiceUnavailableError")
@@ -201,6 +215,7 @@ class Api:
             model=self.reader.model,
             piece_of=self._piece,
             on_started=label,
+            pulls=self.pulls,
         )
 
     def _name_of(self, request: Request) -> str:
@@ -220,6 +235,14 @@ class Api:
                 "cache_salt_regions",
             )
         return Terms(ticket=ticket, regions=regions)
+
+    def _call(self, request: Request, terms: Terms) -> PullCall | None:
+        order = order_from(request.headers.raw)
+        if order is None:
+            return None
+        if terms.ticket is None:
+            raise bad_header(PULL_HEADER, "it needs a ticket beside it")
+        return PullCall(order)
 
     def _rank_for(self, request: Request) -> Rank:
         """As told by the header; else the least busy, the first of equals."""

@@ -36,6 +36,7 @@ from trunkline.worker.labels import LabelBook
 from trunkline.worker.metrics import Metrics
 from trunkline.worker.options import AgentSwitch, Feed, WorkerOptions
 from trunkline.worker.requests import BadRequest, Reader
+from trunkline.worker.storage import Storage, StorageParts, build_storage
 
 KEEP_ALIVE_S = 5  # the engine's own default
 GRACE_S = 5
@@ -51,6 +52,10 @@ class WorkerParts:
     make_publisher: PublisherFactory
     clock: Clock
     boot_nonce: str
+    draw: Callable[[int], bytes]
+    """That many bytes that nobody can guess."""
+    transfer_key: bytes = b""
+    """The fleet's; empty where nothing is pulled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,7 @@ class Worker:
     app: Starlette
     ranks: list[Rank]
     heart: Heart | None
+    storage: Storage | None
 
 
 def run_worker(options: WorkerOptions, parts: WorkerParts) -> None:
@@ -77,8 +83,11 @@ def build_app(
     if options.agent is AgentSwitch.ON:
         fence = Fence(freshness=Freshness(parts.boot_nonce), boot=parts.clock.boot)
         metrics.watch_fence(fence)
+    storage = _build_storage(options, parts, fence) if fence else None
+    if storage is not None:
+        metrics.watch_storage(storage)
     ranks = [
-        _build_rank(options, parts, metrics, rank, fence)
+        _build_rank(options, parts, metrics, rank, fence, storage)
         for rank in range(options.data_parallel_size)
     ]
     engines = [rank.engine for rank in ranks]
@@ -99,20 +108,26 @@ def build_app(
         clock=parts.clock,
         id_prefix=parts.boot_nonce[:12],
         takes_tickets=fence is not None,
+        tier=storage.tier if storage else None,
+        pulls=storage.exchange.pulls if storage and storage.exchange else None,
     )
     routes = api.routes()
     if fence is not None:
-        routes += Agent(engines=engines, fence=fence).routes()
+        routes += Agent(engines=engines, fence=fence, storage=storage).routes()
     heart = _build_heart(options, parts, ranks) if options.feed is Feed.DIGEST else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with asyncio.TaskGroup() as group:
             beating = group.create_task(heart.beat()) if heart else None
+            if storage is not None:
+                storage.start()
             on_ready()
             yield
             if beating is not None:
                 beating.cancel()
+        if storage is not None:
+            storage.close()
         for rank in ranks:
             rank.engine.close()
             if rank.publisher is not None:
@@ -123,7 +138,7 @@ def build_app(
         exception_handlers={BadRequest: on_bad_request},
         lifespan=lifespan,
     )
-    return Worker(app=app, ranks=ranks, heart=heart)
+    return Worker(app=app, ranks=ranks, heart=heart, storage=storage)
 
 
 def _build_rank(
@@ -132,6 +147,7 @@ def _build_rank(
     metrics: Metrics,
     rank: int,
     fence: Fence | None,
+    storage: Storage | None,
 ) -> Rank:
     publisher: EventPublisher | None = None
     if options.feed is Feed.EXACT:
@@ -149,8 +165,23 @@ def _build_rank(
         die_after_tokens=faults.die_after_tokens,
     )
     feed = FaultyFeed(publisher, faults, random.Random(f"{options.seed}/{rank}"))
-    engine = Engine(shape, feed, functools.partial(metrics.observe, rank), fence)
+    tier = storage.tier if storage else None
+    engine = Engine(shape, feed, functools.partial(metrics.observe, rank), fence, tier)
     return Rank(engine=engine, labels=LabelBook(engine.cache), publisher=publisher)
+
+
+def _build_storage(options: WorkerOptions, parts: WorkerParts, fence: Fence) -> Storage | None:
+    return build_storage(
+        options,
+        StorageParts(
+            fence=fence,
+            clock=parts.clock,
+            draw=parts.draw,
+            transfer_key=parts.transfer_key,
+            vocab_size=parts.tokenizer.vocab_size,
+            boot_nonce=parts.boot_nonce,
+        ),
+    )
 
 
 def _build_heart(options: WorkerOptions, parts: WorkerParts, ranks: list[Rank]) -> Heart:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trunkline.core import simkv
+from trunkline.kv import catalogue as kv
 from trunkline.worker.requests import Region
 from trunkline.worker.ticket import Ticket
 
@@ -73,10 +74,20 @@ class Erasure:
     erased_blocks: int = 0
     erased_bytes: int = 0
     aborted: int = 0
+    behind: list[kv.Erasure] = field(default_factory=list[kv.Erasure])
+    """What of it lay behind the device."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was condemned."""
+        return not (
+            self.condemned_blocks or any(erasure.condemned_blocks for erasure in self.behind)
+        )
 
     @property
     def is_done(self) -> bool:
-        return self.erased_blocks == self.condemned_blocks
+        is_here_done = self.erased_blocks == self.condemned_blocks
+        return is_here_done and all(erasure.is_done for erasure in self.behind)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +114,18 @@ class Block:
     """Condemned, and its removal is still to be told."""
     erasure: Erasure | None = None
     """Who is told when a condemned block is overwritten."""
+
+
+def wipe(block: Block) -> None:
+    """Nothing is on it any more."""
+    if isinstance(block.kv, bytearray):
+        block.kv[:] = bytes(len(block.kv))
+    block.kv = b""
+    block.hash = block.parent = b""
+    block.checksum = 0
+    block.erasure = None
+    block.was_announced = False
+    block.state = BlockState.CLEAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +171,10 @@ class KvSequence:
     bound: tuple[int, ...] = ()
     """The generation of each block that hit, as it was bound."""
     cached_tokens: int = 0
+    loaded_blocks: int = 0
+    """Of the hits, the last ones: how many were copied from a tier behind the device."""
+    is_kept_behind: bool = True
+    """Whether its next block goes into the tiers behind the device. Once false it stays false."""
     state: bytes = simkv.ROOT
     """What the model has read of the KV of `blocks`."""
 

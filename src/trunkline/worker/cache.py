@@ -30,14 +30,15 @@ from trunkline.worker.blocks import (
     Stamp,
     Terms,
     Zone,
+    wipe,
     zones_of,
 )
 from trunkline.worker.fence import Closed, Expected, Guard, Reason
 from trunkline.worker.names import name_blocks
 from trunkline.worker.quota import Places
+from trunkline.worker.tiers import HostTier
 
 # Looked up once: these are compared for each block.
-_CLEAN = BlockState.CLEAN
 _CONDEMNED = BlockState.CONDEMNED
 _READY = BlockState.READY
 _WORKING = BlockState.WORKING
@@ -52,7 +53,14 @@ _SPOILT = frozenset(
 class BlockCache:
     """`capacity` places of `block_tokens` tokens each."""
 
-    def __init__(self, *, capacity: int, block_tokens: int, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        block_tokens: int,
+        guard: Guard | None = None,
+        tier: HostTier | None = None,
+    ) -> None:
         if block_tokens % simkv.CELL_TOKENS:
             raise ValueError(f"block size is {block_tokens}, needed is a multiple of 16")
         self.capacity = capacity
@@ -60,6 +68,7 @@ class BlockCache:
         self.block_bytes = block_tokens * simkv.TOKEN_KV_BYTES
         self.places = Places(capacity)
         self._guard: Guard = guard or Closed()
+        self._tier = tier
         self._resident: dict[bytes, dict[Block, int]] = {}
         """Name -> its copies, oldest first, and the generation that each was published in."""
         self._stamped: dict[Stamp, dict[Block, None]] = {}
@@ -113,11 +122,28 @@ class BlockCache:
         for block in hits:
             self._hold(block)
         sequence.blocks.extend(hits)
-        sequence.bound = tuple(block.generation for block in hits)
-        sequence.cached_tokens = len(hits) * self.block_tokens
-        for index, block in enumerate(hits):
+        if self._tier is not None and terms.reuses:
+            self._go_on_from(self._tier, sequence)
+        sequence.bound = tuple(block.generation for block in sequence.blocks)
+        sequence.cached_tokens = len(sequence.blocks) * self.block_tokens
+        for index, block in enumerate(sequence.blocks):
             seen = simkv.apply_mask(block.kv, sequence.zone_of(index).mask)
             sequence.state = simkv.absorb(sequence.state, seen)
+        return sequence
+
+    def sketch(self, tokens: array[int], salt: str | None, terms: Terms) -> KvSequence:
+        """How a prompt's blocks are called and which of them lie here now. It holds nothing: good
+        for the step that asks.
+        """
+        sequence = KvSequence(
+            zones=zones_of(salt, terms, len(tokens) // self.block_tokens),
+            tokens=tokens,
+            reserved=0,
+            domain=self.places.domain("", 0, None),
+            ticket=terms.ticket,
+        )
+        self._name(sequence)
+        sequence.blocks.extend(self._hits(sequence)[0])
         return sequence
 
     def never_fits(self, tokens: array[int], answer_tokens: int, terms: Terms = STOCK) -> bool:
@@ -142,16 +168,12 @@ class BlockCache:
         published = 0
         for index in range(first, last):
             zone = sequence.zone_of(index)
-            if zone.first == index and published:
-                self._announce(sequence, index - published, index)
-                published = 0
             if self._fill(sequence, index, zone):
                 published += 1
             elif published:
                 self._announce(sequence, index - published, index)
                 published = 0
-        if published:
-            self._announce(sequence, last - published, last)
+        self._announce(sequence, last - published, last)
 
     def fault(self, sequence: KvSequence) -> Reason | None:
         """The check at the point of use once more: why its hits may not stand, None when they may.
@@ -202,7 +224,7 @@ class BlockCache:
             self._unindex(block)
             self.places.condemn(block)
         while (block := self.places.next_dirty()) is not None:
-            _wipe(block)
+            wipe(block)
             self.places.put_clean(block)
         self._events.append(CacheCleared())
         return True
@@ -249,7 +271,7 @@ class BlockCache:
     def _erase(self, block: Block) -> None:
         erasure, size, name = block.erasure, len(block.kv), block.hash
         was_announced = block.was_announced
-        _wipe(block)
+        wipe(block)
         if was_announced:
             self._events.append(BlockRemoved(hash=name))
         if erasure is not None:
@@ -321,6 +343,58 @@ class BlockCache:
         if block.state is _READY and block not in self._resident.get(block.hash, ()):
             self.places.condemn(block)
 
+    # -- behind the device -------------------------------------------------------------------------
+
+    def _go_on_from(self, tier: HostTier, sequence: KvSequence) -> None:
+        """Copy to the device what a tier behind it has of the next blocks."""
+        ticket = sequence.ticket
+        if ticket is None or not sequence.zones[-1].is_published:
+            return
+        if self._guard.refusal(ticket) is not None:
+            return
+        tier.set_quota(ticket)
+        first = len(sequence.blocks)
+        tier.count_from(sequence, 0, first)
+        with tier.found(sequence, first, (len(sequence.tokens) - 1) // self.block_tokens) as run:
+            for block, stamp in zip(run.blocks, run.stamps, strict=True):
+                if not self._load(sequence, block.data, stamp):
+                    break
+        sequence.loaded_blocks = len(sequence.blocks) - first
+        self._announce(sequence, first, len(sequence.blocks))
+        if run.refused is not None:
+            self._guard.count(run.refused)
+        tier.hold_public(sequence)
+
+    def _load(self, sequence: KvSequence, kv: memoryview, stamp: Stamp) -> bool:
+        """One block more; False where there is no place for it, or it is not in order."""
+        domain = sequence.domain
+        if self.places.is_full(domain) and not domain.idle:
+            return False
+        index = len(sequence.blocks)
+        block = self._take(sequence)
+        block.kv = bytearray(kv)
+        block.hash, block.stamp = sequence.hashes[index], stamp
+        block.parent = sequence.hashes[index - 1] if index else b""
+        block.checksum = simkv.checksum(block.kv)
+        self._index(block)
+        reason = self._guard.fault(block, self._expected(sequence, index, block.generation))
+        if reason is None:
+            return True
+        self._guard.count(reason)
+        self._give_back(sequence)
+        return False
+
+    def _give_back(self, sequence: KvSequence) -> None:
+        """The last block of a sequence is not used after all, and nobody heard of it."""
+        block = sequence.blocks.pop()
+        block.references = 0
+        self.places.shelve(block)
+        self._condemn(block, None)
+        block.was_announced = False
+        sequence.reserved += 1
+        sequence.domain.reserved += 1
+        self._reserved += 1
+
     # -- places ------------------------------------------------------------------------------------
 
     def _fill(self, sequence: KvSequence, index: int, zone: Zone) -> bool:
@@ -337,10 +411,16 @@ class BlockCache:
         if sequence.ticket is not None:
             block.parent = sequence.hashes[index - 1] if index else b""
             block.checksum = simkv.checksum(block.kv)
+        self._index(block)
+        if self._tier is not None and sequence.ticket is not None:
+            self._tier.keep(sequence, index)
+        return True
+
+    def _index(self, block: Block) -> None:
+        """It can be found from now on."""
         self.places.charge(block)
         self._resident.setdefault(block.hash, {})[block] = block.generation
         self._stamped.setdefault(block.stamp, {})[block] = None
-        return True
 
     def _may_publish(self, sequence: KvSequence, zone: Zone) -> bool:
         if not (zone.is_published and not self.places.is_full(sequence.domain)):
@@ -348,17 +428,22 @@ class BlockCache:
         return sequence.publishes
 
     def _announce(self, sequence: KvSequence, first: int, last: int) -> None:
-        zone = sequence.zone_of(first)
-        self._events.append(
-            RunStored(
-                hashes=tuple(sequence.hashes[first:last]),
-                parent=sequence.hashes[first - 1] if first else None,
-                tokens=sequence.tokens[first * self.block_tokens : last * self.block_tokens],
-                block_tokens=self.block_tokens,
-                salt=zone.salt,
-                begins_region=first > 0 and zone.first == first,
+        """Each zone in an event of its own."""
+        while first < last:
+            zone = sequence.zone_of(first)
+            later = (one.first for one in sequence.zones if one.first > first)
+            end = min(next(later, last), last)
+            self._events.append(
+                RunStored(
+                    hashes=tuple(sequence.hashes[first:end]),
+                    parent=sequence.hashes[first - 1] if first else None,
+                    tokens=sequence.tokens[first * self.block_tokens : end * self.block_tokens],
+                    block_tokens=self.block_tokens,
+                    salt=zone.salt,
+                    begins_region=first > 0 and zone.first == first,
+                )
             )
-        )
+            first = end
 
     def _hold(self, block: Block) -> None:
         if not block.references:
@@ -402,14 +487,3 @@ class BlockCache:
         floor = min(-(-ticket.floor_bytes // self.block_bytes), self.capacity)
         cap = None if ticket.cap_bytes is None else ticket.cap_bytes // self.block_bytes
         return self.places.domain(ticket.tenant, floor, cap)
-
-
-def _wipe(block: Block) -> None:
-    if isinstance(block.kv, bytearray):
-        block.kv[:] = bytes(len(block.kv))
-    block.kv = b""
-    block.hash = block.parent = b""
-    block.checksum = 0
-    block.erasure = None
-    block.was_announced = False
-    block.state = _CLEAN

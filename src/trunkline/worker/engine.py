@@ -18,8 +18,10 @@ from trunkline.worker.blocks import STOCK, Erasure, Stamp, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.faults import FaultyFeed
 from trunkline.worker.fence import Guard
-from trunkline.worker.jobs import Failure, Job, Jobs, Totals
+from trunkline.worker.jobs import Failure, Job, Jobs, Totals, do_nothing
+from trunkline.worker.pulls import PullCall
 from trunkline.worker.schedule import make_schedule
+from trunkline.worker.tiers import HostTier
 
 # Things due within this are done together: a timer has no finer grain than about 1 ms.
 _SLACK_S = 0.0005
@@ -51,10 +53,14 @@ class Engine:
         feed: FaultyFeed,
         observe: Callable[[Job], None],
         guard: Guard | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         self._shape = shape
         self.cache = BlockCache(
-            capacity=shape.capacity_blocks, block_tokens=shape.block_tokens, guard=guard
+            capacity=shape.capacity_blocks,
+            block_tokens=shape.block_tokens,
+            guard=guard,
+            tier=tier,
         )
         self._jobs = Jobs(
             self.cache,
@@ -63,7 +69,10 @@ class Engine:
             max_waiting=shape.max_waiting,
             observe=observe,
             publish=feed.publish,
+            flush=tier.flush if tier else do_nothing,
         )
+        if tier is not None:
+            tier.listen(feed.publish)
         self._schedule = make_schedule(shape.profile, self._jobs, shape.time_factor)
         self._timer: asyncio.TimerHandle | None = None
         self._eraser: asyncio.Handle | None = None
@@ -74,25 +83,42 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._jobs.waiting)
+        return len(self._jobs.waiting) + len(self._jobs.pulling)
 
     @property
     def totals(self) -> Totals:
         return self._jobs.totals
 
     def submit(
-        self, prompt: array[int], salt: str | None, wanted_tokens: int, terms: Terms = STOCK
+        self,
+        prompt: array[int],
+        salt: str | None,
+        wanted_tokens: int,
+        terms: Terms = STOCK,
+        call: PullCall | None = None,
     ) -> Job:
-        """Queue one request. Raises QueueFull at the bound."""
+        """Queue one request; with a call, once `pulled` says that this has ended. Raises QueueFull
+        at the bound.
+        """
         assert prompt
         assert wanted_tokens > 0
         now = asyncio.get_running_loop().time()
         job = Job(
-            prompt=prompt, salt=salt, wanted_tokens=wanted_tokens, arrived_at=now, terms=terms
+            prompt=prompt,
+            salt=salt,
+            wanted_tokens=wanted_tokens,
+            arrived_at=now,
+            terms=terms,
+            call=call,
         )
         self._jobs.add(job)
         self._turn()
         return job
+
+    def pulled(self, job: Job) -> None:
+        """What it waited for has ended, one way or another."""
+        self._jobs.pulled(job)
+        self._turn()
 
     def abort(self, job: Job) -> None:
         """Free what the job holds. Does nothing to one that is over."""
@@ -117,6 +143,7 @@ class Engine:
     def _all_jobs(self) -> Iterator[Job]:
         yield from self._jobs.running
         yield from self._jobs.waiting
+        yield from self._jobs.pulling
 
     def reset(self) -> bool:
         """Forget all prefixes; False while requests run. Published with the next step's events."""

@@ -1,6 +1,7 @@
 """Ways in which a simulated worker misbehaves on purpose, for tests.
 
-Owns the parsing and the damage done to events; `api.py` and `engine.py` ask it about the rest.
+Owns the parsing and the damage done to events; `api.py`, `engine.py` and `lending.py` ask it about
+the rest.
 There is no fault that ignores the salt: a worker without that fence cannot be made safe from
 outside.
 """
@@ -24,6 +25,8 @@ FAULT_KINDS = (
     "late-events:MS",
     "drop-events:RATE",
     "no-events",
+    "pull-flip",
+    "pull-stall",
 )
 
 
@@ -43,6 +46,10 @@ class Faults:
     late_events_ms: float = 0.0
     drop_events_rate: float = 0.0
     has_no_events: bool = False
+    is_pull_flipping: bool = False
+    """Of the blocks that others pull, the last is damaged on its way."""
+    is_pull_stalling: bool = False
+    """Whoever pulls hears nothing until it gives up."""
 
 
 def parse_faults(words: Sequence[str]) -> Faults:
@@ -74,6 +81,8 @@ def _setting(kind: str, argument: str) -> dict[str, bool | float | int]:
                 "http-503": "is_unavailable",
                 "wrong-events": "has_wrong_events",
                 "no-events": "has_no_events",
+                "pull-flip": "is_pull_flipping",
+                "pull-stall": "is_pull_stalling",
             }
             if argument or kind not in flags:
                 raise ValueError(kind)

@@ -14,6 +14,11 @@ from dataclasses import dataclass, field, replace
 from trunkline.ports.publisher import BlockEvent
 from trunkline.worker.blocks import STOCK, KvSequence, Terms
 from trunkline.worker.cache import BlockCache
+from trunkline.worker.pulls import PullCall
+
+
+def do_nothing() -> None:
+    """Where there is nothing behind the device."""
 
 
 class QueueFull(Exception):
@@ -43,7 +48,11 @@ class Job:
     arrived_at: float
     terms: Terms = STOCK
     sequence: KvSequence | None = None
+    call: PullCall | None = None
+    """What is to be pulled before it is scheduled."""
     cached_tokens: int = 0
+    loaded_tokens: int = 0
+    """Of these, what had to be copied to the device."""
     computed_tokens: int = 0
     """How far prefill has come, hits included."""
     answer: array[int] = field(default_factory=lambda: array("I"), repr=False)
@@ -72,6 +81,10 @@ class Totals:
 
     queried: int = 0
     hit: int = 0
+    loaded: int = 0
+    """Hit behind the device."""
+    pulled: int = 0
+    """Of these, what the request itself had pulled from another worker."""
     generated: int = 0
     finished_requests: int = 0
     aborted_requests: int = 0
@@ -94,9 +107,12 @@ class Jobs:
         max_waiting: int,
         observe: Callable[[Job], None],
         publish: Callable[[list[BlockEvent]], None],
+        flush: Callable[[], None] = do_nothing,
     ) -> None:
+        """`flush` has the tiers behind the device tell what changed there."""
         self.cache = cache
         self.waiting: deque[Job] = deque()
+        self.pulling: dict[Job, None] = {}
         self.running: dict[Job, None] = {}
         self.totals = Totals()
         self._vocab_size = vocab_size
@@ -104,13 +120,26 @@ class Jobs:
         self._max_waiting = max_waiting
         self._observe = observe
         self._publish = publish
+        self._flush = flush
 
     def add(self, job: Job) -> None:
-        """Queue a job. Raises QueueFull at the bound."""
-        if len(self.waiting) >= self._max_waiting:
+        """Queue a job, or set it aside until its pull has ended. Raises QueueFull at the bound."""
+        waiting_count = len(self.waiting) + len(self.pulling)
+        if waiting_count >= self._max_waiting:
             self.totals.rejected_requests += 1
-            raise QueueFull(f"{len(self.waiting)} requests wait, the most allowed")
-        self.waiting.append(job)
+            raise QueueFull(f"{waiting_count} requests wait, the most allowed")
+        if job.call is None:
+            self.waiting.append(job)
+        else:
+            self.pulling[job] = None
+
+    def pulled(self, job: Job) -> None:
+        """Its pull has ended: it has the place in the queue that it came for."""
+        if job not in self.pulling:
+            return  # it is over
+        del self.pulling[job]
+        later = (n for n, other in enumerate(self.waiting) if other.arrived_at > job.arrived_at)
+        self.waiting.insert(next(later, len(self.waiting)), job)
 
     def admit_next(self, now: float) -> Job | None:
         """Bring the first waiting job into memory; None when there is none, or no room for it."""
@@ -165,6 +194,7 @@ class Jobs:
         events = self.cache.take_events()
         if events:
             self._publish(events)
+        self._flush()
 
     def abort(self, job: Job) -> None:
         """The client is gone, or wants no more. Does nothing to a job that is over."""
@@ -172,7 +202,12 @@ class Jobs:
             return
         self.totals.aborted_requests += 1
         if job.sequence is None:
-            self.waiting.remove(job)
+            if job in self.pulling:
+                del self.pulling[job]
+            else:
+                self.waiting.remove(job)
+            if job.call is not None:
+                job.call.cancel()
             job.is_over = True
             job.wake()
         else:
@@ -187,6 +222,7 @@ class Jobs:
     def _begin(self, job: Job, sequence: KvSequence, now: float) -> None:
         job.sequence = sequence
         job.cached_tokens = job.computed_tokens = sequence.cached_tokens
+        job.loaded_tokens = sequence.loaded_blocks * self.cache.block_tokens
         job.started_at = now
         self.running[job] = None
         if job.terms.ticket is None:
@@ -199,7 +235,7 @@ class Jobs:
         self.cache.release(job.sequence)
         del self.running[job]
         job.sequence = None
-        job.computed_tokens = job.cached_tokens = 0
+        job.computed_tokens = job.cached_tokens = job.loaded_tokens = 0
         job.terms = replace(job.terms, reuses=False)
         self.waiting.appendleft(job)
 
@@ -211,6 +247,13 @@ class Jobs:
     def _count_lookup(self, job: Job) -> None:
         self.totals.queried += len(job.prompt)
         self.totals.hit += job.cached_tokens
+        self.totals.loaded += job.loaded_tokens
+        pulled = job.call.pulled if job.call else None
+        if pulled is not None:
+            first = pulled.first_block * self.cache.block_tokens
+            loaded = range(job.cached_tokens - job.loaded_tokens, job.cached_tokens)
+            begin, end = max(first, loaded.start), min(first + pulled.tokens, loaded.stop)
+            self.totals.pulled += max(0, end - begin)
 
     def _keep_generated(self, job: Job) -> None:
         """The token before the new one goes through the model now, and into the cache."""

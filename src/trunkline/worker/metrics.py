@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from trunkline.worker.engine import Engine
 from trunkline.worker.fence import Fence
 from trunkline.worker.jobs import Job
+from trunkline.worker.storage import Exchange, Storage
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800)
 _TOKENS = (16, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144)
@@ -67,6 +68,10 @@ class Metrics:
         """Read the fence of a worker with an agent at each scrape."""
         self.registry.register(_FenceCollector(fence))
 
+    def watch_storage(self, storage: Storage) -> None:
+        """Read what lies behind the device at each scrape."""
+        self.registry.register(_StorageCollector(storage))
+
     def rendered(self) -> bytes:
         return generate_latest(self.registry)
 
@@ -98,10 +103,17 @@ class _EngineCollector(Collector):
             [t.queried - t.hit for t in totals],
             ("source", "local_compute"),
         )
-        self._fill(sources, [t.hit for t in totals], "local_cache_hit")
+        self._fill(sources, [t.hit - t.loaded for t in totals], "local_cache_hit")
+        self._fill(sources, [t.loaded for t in totals], "external_kv_transfer")
         yield sources
-        hits = [t.hit for t in totals]
-        yield self._counter("vllm:prompt_tokens_cached_by_source", hits, ("source", "device"))
+        cached = self._counter(
+            "vllm:prompt_tokens_cached_by_source",
+            [t.hit - t.loaded for t in totals],
+            ("source", "device"),
+        )
+        self._fill(cached, [t.loaded - t.pulled for t in totals], "host")
+        self._fill(cached, [t.pulled for t in totals], "pull")
+        yield cached
         # There is neither preemption nor a second tier here; dashboards want the series.
         for absent in _ABSENT:
             yield self._counter(absent, [0 for _ in totals])
@@ -162,3 +174,75 @@ class _FenceCollector(Collector):
             "1 while the freshness lease is valid.",
             value=self._fence.freshness.is_valid(self._fence.boot()),
         )
+
+
+class _StorageCollector(Collector):
+    """The tiers behind the device, and pulls."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self._storage.tier.store.figures()
+        held = GaugeMetricFamily(
+            "trunkline:tier_bytes", "Blocks that can be found, real bytes.", labels=("tier",)
+        )
+        held.add_metric(("host",), figures.host_bytes)
+        yield held
+        for name, sentence, value in (
+            ("staged", "On their way here, not verified yet.", figures.staged_bytes),
+            ("pinned", "Held by who reads them, or for good.", figures.pinned_bytes),
+            (
+                "quarantined",
+                "Set aside: somebody may still write there.",
+                figures.quarantined_bytes,
+            ),
+        ):
+            yield GaugeMetricFamily(f"trunkline:{name}_bytes", sentence, value=value)
+        evicted = CounterMetricFamily(
+            "trunkline:tier_evictions", "Blocks that made room for others.", labels=("tier",)
+        )
+        evicted.add_metric(("host",), figures.evicted)
+        yield evicted
+        yield self._refused()
+        alarms = CounterMetricFamily(
+            "trunkline:integrity_alarms",
+            "Blocks whose bytes were not what they are.",
+            labels=("kind",),
+        )
+        alarms.add_metric(("conflict",), figures.conflicts)
+        alarms.add_metric(("damaged",), figures.spoilt)
+        yield alarms
+        if self._storage.exchange is not None:
+            yield from _pull_metrics(self._storage.exchange)
+
+    def _refused(self) -> Metric:
+        refused = CounterMetricFamily(
+            "trunkline:tier_refused", "Blocks not kept behind the device.", labels=("reason",)
+        )
+        for reason, count in self._storage.tier.put_refused.items():
+            refused.add_metric((reason.value,), count)
+        return refused
+
+
+def _pull_metrics(exchange: Exchange) -> Iterator[Metric]:
+    ended = CounterMetricFamily(
+        "trunkline:pulls", "Pulls into this worker, by how they ended.", labels=("end", "reason")
+    )
+    for (end, reason), count in exchange.pulls.ended.items():
+        ended.add_metric((end.value, reason.value if reason else ""), count)
+    yield ended
+    yield GaugeMetricFamily(
+        "trunkline:pulls_running", "Requests that wait for theirs.", value=exchange.pulls.open_count
+    )
+    yield GaugeMetricFamily(
+        "trunkline:pulls_overdue",
+        "Open past their deadline: must be 0.",
+        value=exchange.pulls.overdue_count,
+    )
+    moved = CounterMetricFamily(
+        "trunkline:pull_bytes", "KV moved, in the profile's bytes.", labels=("direction",)
+    )
+    moved.add_metric(("in",), exchange.pulls.bytes_in)
+    moved.add_metric(("out",), exchange.bytes_out)
+    yield moved

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, cast
 
+from trunkline.core.eviction import Policy
 from trunkline.core.profiles import PROFILES, Profile, profile_named
 from trunkline.errors import ConfigError
 from trunkline.worker.faults import FAULT_KINDS, Faults, parse_faults
@@ -66,6 +67,19 @@ class WorkerOptions:
     agent: AgentSwitch = _option(
         AgentSwitch.ON, "Leases, tickets and revocation; off is a stock engine."
     )
+    host_blocks: int = _option(
+        0, "Blocks that host memory keeps behind all ranks' devices; 0: none.", 0, 1 << 24
+    )
+    eviction: str = _option(
+        Policy.LRU.value, f"What goes first there: {', '.join(p.value for p in Policy)}."
+    )
+    pull_host: str = _option("127.0.0.1", "Address that other workers pull blocks from.")
+    pull_port: int = _option(0, "Its port; 0 lets the kernel pick.", 0, 65_535)
+    transfer_key_file: str = _option(
+        "", "File with the fleet's transfer key, 64 hex digits; empty: no pulls."
+    )
+    link_gbit: float = _option(25.0, "Modelled link for pulls, each way.", 0.001, 10_000)
+    pull_patience_ms: int = _option(500, "Each pull is given this long at least.", 1, 600_000)
     wide_hashes: bool = _option(False, "Name blocks in events by 32 bytes instead of 64 bits.")
     heartbeat_url: str = _option("", "Where the digest feed posts its heartbeats.")
     heartbeat_key: str = field(
@@ -86,6 +100,13 @@ class WorkerOptions:
         if self.max_model_len > self.blocks * self.block_size:
             capacity = self.blocks * self.block_size
             raise ValueError(f"max_model_len is {self.max_model_len}, the cache has {capacity}")
+        if self.eviction not in {policy.value for policy in Policy}:
+            known = ", ".join(policy.value for policy in Policy)
+            raise ValueError(f"eviction {self.eviction!r} is not one of {known}")
+        if self.transfer_key_file and not self.host_blocks:
+            raise ValueError("transfer_key_file needs host_blocks: pulls go between host memories")
+        if self.host_blocks and self.agent is AgentSwitch.OFF:
+            raise ValueError("host_blocks needs the agent: only requests with a ticket use them")
         if self.feed is Feed.DIGEST and not self.heartbeat_url.startswith("http://"):
             raise ValueError("feed digest needs heartbeat_url, beginning with http://")
         if self.events_port + self.data_parallel_size > 65_536:

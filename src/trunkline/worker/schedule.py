@@ -72,6 +72,7 @@ class FifoSchedule:
         uncached = len(job.prompt) - job.cached_tokens
         self._jobs.prefill(job, uncached)
         duration_ms = self._profile.prefill_ms(uncached, job.cached_tokens)
+        duration_ms += self._profile.load_ms(job.loaded_tokens)
         self._prefilling = job
         self._prefill_ends_at = begin + duration_ms * self._ms
 
@@ -143,6 +144,8 @@ class BatchedSchedule:
             job = unfinished.pop(0) if unfinished else jobs.admit_next(now)
             if job is None:
                 break
+            if job.computed_tokens == job.cached_tokens:  # it begins: its hits are brought first
+                chunks_ms += self._profile.load_ms(job.loaded_tokens)
             chunk = min(budget, len(job.prompt) - job.computed_tokens)
             fixed_ms = self._profile.prefill_fixed_ms
             chunks_ms += self._profile.prefill_ms(chunk, job.computed_tokens) - fixed_ms

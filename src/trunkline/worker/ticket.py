@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ MAX_REV = 2**63 - 1
 MAX_QUOTA_BYTES = 2**53
 _DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KINDS = tuple(SubjectKind)
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class _Wire(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -58,18 +60,29 @@ class Ticket:
 
 def ticket_from(headers: Sequence[tuple[bytes, bytes]]) -> Ticket | None:
     """The ticket among raw headers; None where there is none. Raises BadRequest."""
-    found = [value for name, value in headers if name == HEADER]
+    wire = decoded_header(headers, HEADER, MAX_TICKET_BYTES, _Wire)
+    return None if wire is None else _checked(wire)
+
+
+def decoded_header(
+    headers: Sequence[tuple[bytes, bytes]], name: bytes, max_bytes: int, kind: type[_Kind]
+) -> _Kind | None:
+    """The JSON of a header that may be there once; None where it is not. Raises BadRequest."""
+    found = [value for header, value in headers if header == name]
     if not found:
         return None
     if len(found) > 1:
-        raise _bad("there are two")
-    if len(found[0]) > MAX_TICKET_BYTES:
-        raise _bad(f"it has {len(found[0])} bytes, at most {MAX_TICKET_BYTES} are taken")
+        raise bad_header(name, "there are two")
+    if len(found[0]) > max_bytes:
+        raise bad_header(name, f"it has {len(found[0])} bytes, at most {max_bytes} are taken")
     try:
-        wire = msgspec.json.decode(found[0], type=_Wire)
+        return msgspec.json.decode(found[0], type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _bad(str(error)) from error
-    return _checked(wire)
+        raise bad_header(name, str(error)) from error
+
+
+def bad_header(name: bytes, why: str) -> BadRequest:
+    return BadRequest(f"{name.decode()}: {why}", name.decode())
 
 
 def subject_named(text: str) -> Subject:
@@ -145,4 +158,4 @@ def _tag(name: str, text: str) -> bytes:
 
 
 def _bad(why: str) -> BadRequest:
-    return BadRequest(f"{HEADER.decode()}: {why}", HEADER.decode())
+    return bad_header(HEADER, why)

@@ -1,0 +1,328 @@
+"""Pulling what a prompt needs from another worker's store, before the request is scheduled.
+
+    x-trunkline-pull: {"grant", "host", "port", "local", "source"}      from the gateway
+    x-trunkline-pulled: {"end", "reason", "blocks", "tokens", "bytes", "ms"}    in the answer
+
+The header is read strictly, the grant is believed only beside a ticket that it fits. Whatever
+becomes of a pull, the request is served: what did not come is computed. Bytes and times told are
+those of the profile's KV on a link of the configured speed.
+
+Must never: make a request wait longer than its pull's deadline, or outlive its client. Read
+`kv/client.py` for the pull itself, `engine.py` for what other requests do meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from trunkline.core.epochs import SubjectKind
+from trunkline.core.records import Instant
+from trunkline.core.transfer import MAX_NAME_BYTES, Grant, PullEnd, Reason, read_grant
+from trunkline.kv.client import Puller
+from trunkline.kv.peers import Source
+from trunkline.kv.pulls import Cancel, PullRequest
+from trunkline.kv.records import Owner
+from trunkline.ports.clock import Clock
+from trunkline.worker.blocks import KvSequence, Terms
+from trunkline.worker.cache import BlockCache
+from trunkline.worker.link import Link
+from trunkline.worker.ticket import Ticket, bad_header, decoded_header
+from trunkline.worker.tiers import HostTier, place_of
+
+HEADER = b"x-trunkline-pull"
+ANSWER_HEADER = b"x-trunkline-pulled"
+MAX_HEADER_BYTES = 4_096
+MAX_PULLS = 8
+"""At a time; a further request is computed at once."""
+SETUP_MS = 1.0
+"""Of a pull on the modelled link, beside its bytes: a round trip and a grant looked at."""
+PATIENCE = 3.0
+"""A pull is given so many times what it should take."""
+_MAX_LOCAL_CHARACTERS = 107  # of a unix socket's name
+_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,255}")
+_LOCAL = re.compile(rf"[A-Za-z0-9._-]{{0,{_MAX_LOCAL_CHARACTERS}}}")
+_GRANT = re.compile(r"[A-Za-z0-9_-]+")
+_PUBLIC = f"{SubjectKind.PUBLIC.value}/"
+_FLEET = SubjectKind.FLEET.value
+
+
+class _Wire(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    grant: str
+    host: str
+    port: int
+    local: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullOrder:
+    """From where, and what allows it."""
+
+    grant: str = field(repr=False)
+    host: str
+    port: int
+    local: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """What became of one pull."""
+
+    end: PullEnd
+    reason: Reason | None
+    """Why not all of it came; None where all did, or all was here already."""
+    first_block: int = 0
+    blocks: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    """As the profile has it."""
+    ms: float = 0.0
+
+    def told(self) -> bytes:
+        """The value of `x-trunkline-pulled`."""
+        words: Mapping[str, Any] = {  # JSON
+            "end": self.end.value,
+            "reason": self.reason.value if self.reason else None,
+            "blocks": self.blocks,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "ms": round(self.ms, 3),
+        }
+        return msgspec.json.encode(words)
+
+
+NO_PULLS = Pulled(end=PullEnd.REJECTED, reason=Reason.GRANT)
+"""A worker without the fleet's transfer key cannot read any grant."""
+
+
+class PullCall:
+    """One request's pull, from order to end. Belongs to the loop."""
+
+    def __init__(self, order: PullOrder) -> None:
+        self.order = order
+        self.pulled: Pulled | None = None
+        self.cancelled = Cancel()
+        self._woken = asyncio.Event()
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        self.cancelled.cancel()
+        self._woken.set()
+
+    async def pause(self, ms: float) -> None:
+        """So long, or until it is cancelled."""
+        try:
+            async with asyncio.timeout(ms / 1e3):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+
+def order_from(headers: Sequence[tuple[bytes, bytes]]) -> PullOrder | None:
+    """The order among raw headers; None where there is none. Raises BadRequest."""
+    wire = decoded_header(headers, HEADER, MAX_HEADER_BYTES, _Wire)
+    if wire is None:
+        return None
+    if not _GRANT.fullmatch(wire.grant):
+        raise bad_header(HEADER, "grant must be base64url")
+    if not _HOST.fullmatch(wire.host):
+        raise bad_header(HEADER, "host must be an address or a name")
+    if not 1 <= wire.port <= 65_535:
+        raise bad_header(HEADER, f"port is {wire.port}, allowed are 1 to 65535")
+    if not _LOCAL.fullmatch(wire.local):
+        raise bad_header(HEADER, "local must be the name of a socket, or empty")
+    if not (0 < len(wire.source.encode()) <= MAX_NAME_BYTES and wire.source.isprintable()):
+        raise bad_header(HEADER, "source must be the name of a worker")
+    return PullOrder(
+        grant=wire.grant, host=wire.host, port=wire.port, local=wire.local, source=wire.source
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullTerms:
+    """What pulls of this worker cost, and how long they may take."""
+
+    block_tokens: int
+    token_bytes: int
+    setup_ms: float
+    patience_ms: float
+    """Each is given at least so long: the machine is real."""
+    max_pulls: int = MAX_PULLS
+
+
+class Pulls:
+    """All pulls of one worker into its store."""
+
+    def __init__(
+        self,
+        tier: HostTier,
+        puller: Puller,
+        *,
+        transfer_key: bytes,
+        clock: Clock,
+        link: Link,
+        terms: PullTerms,
+    ) -> None:
+        self._tier = tier
+        self._puller = puller
+        self._transfer_key = transfer_key
+        self._clock = clock
+        self._link = link
+        self._terms = terms
+        self._threads = ThreadPoolExecutor(terms.max_pulls, thread_name_prefix="kv-pull")
+        self.open_count = 0
+        self.ended: dict[tuple[PullEnd, Reason | None], int] = {}
+        self.bytes_in = 0
+        """Published here, as the profile has it."""
+
+    async def fetch(
+        self, call: PullCall, cache: BlockCache, prompt: array[int], salt: str | None, terms: Terms
+    ) -> None:
+        """Pull what the prompt lacks of what is granted: `call.pulled` says how that ended. Ends by
+        itself, whatever happens.
+        """
+        began = self._clock.now()
+        if self.open_count >= self._terms.max_pulls:
+            self._end(call, _rejected(Reason.BUSY), began)
+            return
+        self.open_count += 1
+        try:
+            pulled = await self._fetch(call, lambda: cache.sketch(prompt, salt, terms))
+        finally:
+            call.cancel()  # whatever ended this, its thread ends as well
+            self.open_count -= 1
+        self._end(call, pulled, began)
+
+    @property
+    def overdue_count(self) -> int:
+        """Open past their deadline."""
+        return self._puller.figures.overdue_pulls
+
+    def close(self) -> None:
+        """Cancel what runs and wait for its threads."""
+        self._puller.close()
+        self._threads.shutdown()
+
+    async def _fetch(self, call: PullCall, sketch: Callable[[], KvSequence]) -> Pulled:
+        grant, sequence = read_grant(call.order.grant, self._transfer_key), sketch()
+        if grant is None:
+            return _rejected(Reason.GRANT)
+        reason = _misfit(grant, sequence)
+        if reason is not None:
+            return _rejected(reason)
+        first, last = grant.first_block, grant.first_block + grant.block_count
+        here = self._count_here(sequence, last)
+        if here >= min(last, (len(sequence.tokens) - 1) // self._terms.block_tokens):
+            return Pulled(end=PullEnd.PUBLISHED, reason=None, first_block=first)
+        if here < first:
+            return _rejected(Reason.CHAIN)
+        now = self._clock.now()
+        begins, through = self._link.book(grant.block_count * self._terms.block_tokens, now)
+        setup_ms = self._terms.setup_ms
+        longest_ms = max(self._terms.patience_ms, PATIENCE * (setup_ms + through - now))
+        granted_ms = grant.deadline_ms - self._clock.wall() * 1e3
+        await call.pause(setup_ms + begins - now)
+        if call.cancelled.is_cancelled:
+            return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
+        deadline = Instant(now + min(longest_ms, granted_ms))
+        return await self._pull(call, grant, sketch(), deadline)
+
+    async def _pull(
+        self, call: PullCall, grant: Grant, sequence: KvSequence, deadline: Instant
+    ) -> Pulled:
+        first, last = grant.first_block, grant.first_block + grant.block_count
+        reason = self._tier.keep_before(sequence, first)
+        if reason is not None:
+            return _rejected(reason)
+        order = call.order
+        request = PullRequest(
+            grant=order.grant,
+            source=Source(
+                worker=order.source,
+                incarnation=grant.source_incarnation,
+                host=order.host,
+                port=order.port,
+                local=order.local,
+            ),
+            places=tuple(place_of(sequence, index) for index in range(first, last)),
+            owner=_owner(grant, sequence.ticket),
+            deadline=deadline,
+        )
+        self._tier.await_pull(sequence, first, last)
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._puller.pull, request, call.cancelled
+            )
+        finally:
+            self._tier.end_pull(sequence.hashes[first:last])
+        tokens = result.blocks * self._terms.block_tokens
+        return Pulled(
+            end=result.end,
+            reason=result.reason,
+            first_block=first,
+            blocks=result.blocks,
+            tokens=tokens,
+            bytes=tokens * self._terms.token_bytes,
+        )
+
+    def _count_here(self, sequence: KvSequence, last: int) -> int:
+        """Leading blocks of the prompt that need no pull: on the device, then behind it."""
+        on_device = min(len(sequence.blocks), last)
+        return on_device + self._tier.count_from(sequence, on_device, last)
+
+    def _end(self, call: PullCall, pulled: Pulled, began: Instant) -> None:
+        call.pulled = replace(pulled, ms=self._clock.now() - began)
+        how = (pulled.end, pulled.reason)
+        self.ended[how] = self.ended.get(how, 0) + 1
+        self.bytes_in += pulled.bytes
+
+
+def _rejected(reason: Reason) -> Pulled:
+    return Pulled(end=PullEnd.REJECTED, reason=reason)
+
+
+def _misfit(grant: Grant, sequence: KvSequence) -> Reason | None:
+    """Why a grant is not for this prompt under its ticket."""
+    first, last = grant.first_block, grant.first_block + grant.block_count
+    if not grant.covers(b"".join(sequence.hashes[first:last])):
+        return Reason.GRANT
+    ticket, zone = sequence.ticket, sequence.zone_of(first)
+    if zone is not sequence.zone_of(last - 1) or zone.stamp.ns != grant.ns:
+        return Reason.NS
+    if ticket is None or not _is_under(grant, ticket):
+        return Reason.GRANT
+    return None
+
+
+def _is_under(grant: Grant, ticket: Ticket) -> bool:
+    """Whether it stands on what the ticket stands on: for a public beginning on a part of that, as
+    the rest is the caller's own; for the caller's own blocks on all of it, but for the public part.
+    """
+    told = set(zip(ticket.subjects, ticket.epochs, strict=True))
+    granted = set(zip(grant.subjects, grant.epochs, strict=True))
+    if not granted <= told or _FLEET not in grant.subjects:
+        return False
+    if grant.ns in ticket.regions:
+        return any(subject.startswith(_PUBLIC) for subject in grant.subjects)
+    return all(subject.startswith(_PUBLIC) for subject, _ in told - granted)
+
+
+def _owner(grant: Grant, ticket: Ticket | None) -> Owner:
+    """Whose blocks they will be here. What is public is charged to nobody."""
+    assert ticket is not None
+    is_own = grant.ns == ticket.ns
+    return Owner(
+        ns=grant.ns,
+        subjects=grant.subjects,
+        epochs=grant.epochs,
+        domain=ticket.tenant if is_own else "",
+    )

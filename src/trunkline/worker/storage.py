@@ -1,0 +1,211 @@
+"""Puts together what is behind a worker's device memory: store, tier, pulls and pull server.
+
+One store a process, whatever ranks there are: they share the host memory. Who may pull has to be
+told (`address`), so nothing listens before `start`. Read `tiers.py`, `pulls.py` and `lending.py`
+for the parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trunkline.core import simkv
+from trunkline.core.eviction import make_evictor
+from trunkline.core.transfer import hash_scheme
+from trunkline.kv.client import Puller
+from trunkline.kv.pulls import PullOptions
+from trunkline.kv.records import Component, Layout
+from trunkline.kv.server import PullServer, ServerOptions
+from trunkline.kv.store import BlockStore, StoreOptions
+from trunkline.kv.wire import Identity
+from trunkline.ports.clock import Clock
+from trunkline.worker.fence import Fence
+from trunkline.worker.judge import PullHost, StoreJudge
+from trunkline.worker.lending import LentStore
+from trunkline.worker.link import Link
+from trunkline.worker.options import WorkerOptions
+from trunkline.worker.pulls import MAX_PULLS, SETUP_MS, Pulls, PullTerms
+from trunkline.worker.tiers import HostTier
+
+MIN_STAGING_BLOCKS = 256
+STAGING_SHARE = 0.25
+"""Of the store, beside it: what may be on its way here."""
+_STALL_MS = 600_000.0
+"""The modelled link keeps a peer waiting for its first chunk: deadlines alone end a pull here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageParts:
+    """What storage is given: `draw(n)` makes n bytes that nobody can guess."""
+
+    fence: Fence
+    clock: Clock
+    draw: Callable[[int], bytes]
+    transfer_key: bytes
+    """Empty where the worker neither pulls nor is pulled from."""
+    vocab_size: int
+    boot_nonce: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """Both directions of pulls."""
+
+    pulls: Pulls
+    server: PullServer
+    lent: LentStore
+    identity: Identity
+    token_bytes: int
+    """As the profile has it."""
+
+    @property
+    def bytes_out(self) -> int:
+        """As the profile has it."""
+        return self.server.figures.bytes_out // simkv.TOKEN_KV_BYTES * self.token_bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class Storage:
+    """What a worker has behind its device memory."""
+
+    tier: HostTier
+    exchange: Exchange | None
+
+    def start(self) -> None:
+        """Listen for those who pull. Raises OSError."""
+        if self.exchange is not None:
+            self.exchange.server.start()
+
+    def address(self) -> Mapping[str, Any] | None:  # JSON
+        """What the gateway is told of it; None where nobody can pull from here."""
+        exchange = self.exchange
+        if exchange is None:
+            return None
+        host, port = exchange.server.address
+        layout = self.tier.store.layout
+        return {
+            "worker": exchange.identity.worker,
+            "incarnation": exchange.identity.incarnation,
+            "host": host,
+            "port": port,
+            "local": exchange.server.local_address,
+            "layout": layout.digest.hex(),
+            "block_bytes": layout.block_bytes,
+        }
+
+    def close(self) -> None:
+        if self.exchange is not None:
+            self.exchange.lent.close()
+            self.exchange.pulls.close()
+            self.exchange.server.close()
+        self.tier.close()
+
+
+def build_storage(options: WorkerOptions, parts: StorageParts) -> Storage | None:
+    """None where there is no host memory to keep blocks in."""
+    if not options.host_blocks:
+        return None
+    layout = _layout(options, parts.vocab_size)
+    size = layout.block_bytes
+    staging_blocks = max(MIN_STAGING_BLOCKS, int(options.host_blocks * STAGING_SHARE))
+    host_bytes = options.host_blocks * size
+    store = BlockStore(
+        layout,
+        StoreOptions(host_bytes=host_bytes, staging_bytes=staging_blocks * size),
+        clock=parts.clock,
+        judge=StoreJudge(parts.fence),
+        make_order=lambda: make_evictor(options.eviction, capacity_bytes=host_bytes),
+        draw=parts.draw,
+    )
+    profile, block_tokens = options.latency, options.block_size
+    tier = HostTier(
+        store,
+        clock=parts.clock,
+        block_tokens=block_tokens,
+        host_blocks=options.host_blocks,
+        device_blocks=options.blocks,
+        saved_ms=lambda index: profile.prefill_ms(block_tokens, index * block_tokens),
+    )
+    exchange = _exchange(options, parts, tier) if parts.transfer_key else None
+    if exchange is None:
+        sys.stderr.write("trunkline: no transfer key, so nothing is pulled from here or to here\n")
+    return Storage(tier=tier, exchange=exchange)
+
+
+def _exchange(options: WorkerOptions, parts: StorageParts, tier: HostTier) -> Exchange:
+    store, layout, clock = tier.store, tier.store.layout, parts.clock
+    token_bytes, block_tokens = options.latency.kv_bytes_per_token, options.block_size
+    ms_per_token = token_bytes * 8 / (options.link_gbit * 1e9) * 1e3 * options.time_scale
+    host = PullHost(parts.fence)
+    identity = Identity(
+        worker=options.worker_id,
+        incarnation=parts.boot_nonce,
+        scheme=hash_scheme(block_tokens),
+    )
+    puller = Puller(
+        store,
+        layout,
+        identity,
+        parts.transfer_key,
+        clock,
+        PullOptions(max_pulls=MAX_PULLS, stall_ms=_STALL_MS),
+        host=host,
+        draw=parts.draw,
+    )
+    lent = LentStore(
+        store,
+        link=Link(ms_per_token),
+        clock=clock,
+        faults=options.faults,
+        block_tokens=block_tokens,
+    )
+    server = PullServer(
+        lent,
+        layout,
+        identity,
+        parts.transfer_key,
+        clock,
+        ServerOptions(host=options.pull_host, port=options.pull_port, stall_ms=_STALL_MS),
+        host=host,
+        draw=parts.draw,
+    )
+    pulls = Pulls(
+        tier,
+        puller,
+        transfer_key=parts.transfer_key,
+        clock=clock,
+        link=Link(ms_per_token),
+        terms=PullTerms(
+            block_tokens=block_tokens,
+            token_bytes=token_bytes,
+            setup_ms=SETUP_MS * options.time_scale,
+            patience_ms=options.pull_patience_ms,
+        ),
+    )
+    return Exchange(
+        pulls=pulls, server=server, lent=lent, identity=identity, token_bytes=token_bytes
+    )
+
+
+def _layout(options: WorkerOptions, vocab_size: int) -> Layout:
+    """What the bytes of a block mean: workers that differ in any of it exchange nothing."""
+    return Layout(
+        model=_digest(simkv.ROOT.hex(), options.model),
+        adapter="",
+        tokenizer=_digest(str(vocab_size)),
+        rope="",
+        dtype="",
+        kv_format=_digest("trunkline simulated kv 1", str(options.latency.kv_bytes_per_token)),
+        tp_rank=0,
+        tp_size=1,
+        block_tokens=options.block_size,
+        components=(Component(name="kv", size_bytes=options.block_size * simkv.TOKEN_KV_BYTES),),
+    )
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
