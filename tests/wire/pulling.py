@@ -112,6 +112,19 @@ class Pair:
     rev: int = 1
     epochs: dict[str, int] = field(default_factory=dict[str, int])
     members: list[Member] = field(default_factory=list[Member])
+    started: Processes = field(default_factory=Processes)
+    flags: tuple[str, ...] = ()
+
+    def join(self, *flags: str) -> Member:
+        member = Member(self.started.worker(*self.flags, *flags), self)
+        self.members.append(member)
+        return member
+
+    def restart(self, member: Member, *flags: str) -> Member:
+        """The next life of a worker, at the same address."""
+        self.members.remove(member)
+        member.process.kill()
+        return self.join("--port", str(member.process.port), *flags)
 
     def raise_epoch(self, subject: str) -> None:
         self.rev += 1
@@ -134,6 +147,7 @@ class Pair:
         self,
         source: Member,
         destination: Member,
+        /,
         *,
         prompt: list[int] = PROMPT,
         blocks: tuple[int, int] = (0, 8),
@@ -162,7 +176,7 @@ class Pair:
         }
         return Grant(**made | changes).signed(key)
 
-    def order(self, source: Member, grant: str, **changes: Any) -> dict[str, str]:
+    def order(self, source: Member, grant: str, /, **changes: Any) -> dict[str, str]:
         """The header that asks for a pull."""
         made = {
             "grant": grant,
@@ -180,21 +194,16 @@ def pulled(answer: httpx.Response) -> Json:
 
 @contextmanager
 def pair(
-    folder: Path, *more: str, source: tuple[str, ...] = (), destination: tuple[str, ...] = ()
+    folder: Path, *more: str, source: tuple[str, ...] = (), has_key: bool = True
 ) -> Iterator[tuple[Pair, Member, Member]]:
     """A source and a destination. Their leases are renewed by a thread, as a gateway does."""
     key_file = folder / "transfer.key"
     key_file.write_text(KEY.hex())
     key_file.chmod(0o600)
-    flags = (*FLAGS, "--transfer-key-file", str(key_file), "--pull-patience-ms", "20000", *more)
-    with processes() as started, _kept_alive(Pair()) as fleet:
-        for own in (source, destination):
-            fleet.members.append(_joined(started, fleet, (*flags, *own)))
-        yield fleet, fleet.members[0], fleet.members[1]
-
-
-def _joined(started: Processes, fleet: Pair, flags: tuple[str, ...]) -> Member:
-    return Member(started.worker(*flags), fleet)
+    keyed = ("--transfer-key-file", str(key_file)) if has_key else ()
+    flags = (*FLAGS, *keyed, "--pull-patience-ms", "20000", *more)
+    with processes() as started, _kept_alive(Pair(started=started, flags=flags)) as fleet:
+        yield fleet, fleet.join(*source), fleet.join()
 
 
 @contextmanager
