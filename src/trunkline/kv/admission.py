@@ -99,7 +99,7 @@ class Admission:
     def _give_up(
         self, slot: Slot, owner: Owner, erasure: Erasure | None, *, is_soiled: bool = False
     ) -> None:
-        self._catalogue.host.discharge(owner.domain, self._layout.block_bytes)
+        self._catalogue.host.discharge(owner.domain)
         self._catalogue.vacate(slot, owner, erasure, is_soiled=is_soiled)
 
     def _has_room(self, place: Place, owner: Owner) -> bool:
@@ -107,7 +107,7 @@ class Admission:
         if not self._catalogue.make_room(owner.domain, place.parent):
             return False
         self._catalogue.replace_condemned(place.key)
-        self._catalogue.host.charge(owner.domain, self._layout.block_bytes)
+        self._catalogue.host.charge(owner.domain)
         return True
 
     # -- a run, filled from elsewhere ----------------------------------------------------------

@@ -37,8 +37,8 @@ class Catalogue:
     ) -> None:
         block_bytes = layout.block_bytes
         self.block_bytes = block_bytes
-        self.host = Shelf(make_order, capacity_bytes=host_slots * block_bytes)
-        self.disk = Shelf(make_order, capacity_bytes=disk_blocks * block_bytes)
+        self.host = Shelf(make_order, capacity_blocks=host_slots, block_bytes=block_bytes)
+        self.disk = Shelf(make_order, capacity_blocks=disk_blocks, block_bytes=block_bytes)
         self.arena = Arena(
             slot_bytes=block_bytes, slot_count=max(1, host_slots + staging_slots + moving_slots)
         )
@@ -96,7 +96,6 @@ class Catalogue:
             place.key,
             place.parent,
             entry.domain,
-            size_bytes=self.block_bytes,
             saved_ms=entry.saved_ms,
             copies=entry.copies,
         )
@@ -214,7 +213,7 @@ class Catalogue:
         return has_room and (before is None or before.state is BlockState.READY)
 
     def _evict_until_room(self, domain: str) -> bool:
-        while self.host.has_to_give(domain, self.block_bytes):
+        while self.host.has_to_give(domain):
             if not self._evict(self.host.own_victim(domain)):
                 return False
         while self.host_used >= self._host_slots:
@@ -248,7 +247,7 @@ class Catalogue:
             return False
         if not lower.write(entry, slot):
             return False
-        self.disk.charge(entry.domain, self.block_bytes)
+        self.disk.charge(entry.domain)
         self.host.remove(entry.key)
         self.news.gone(entry.key, Tier.HOST)
         entry.slot, entry.is_moving = None, True
@@ -295,13 +294,12 @@ class Catalogue:
                 entry.key,
                 entry.manifest.place.parent,
                 entry.domain,
-                size_bytes=self.block_bytes,
                 saved_ms=entry.saved_ms,
                 copies=entry.copies,
             )
             self.news.added([entry.manifest], Tier.DISK)
             return
-        self.disk.discharge(entry.domain, self.block_bytes)
+        self.disk.discharge(entry.domain)
         if is_written:
             self._remove_file(name, None)
         if entry.state is BlockState.READY and entry.slot is None:

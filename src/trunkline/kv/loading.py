@@ -17,6 +17,7 @@ from trunkline.kv.arena import Slot
 from trunkline.kv.catalogue import Catalogue
 from trunkline.kv.digests import fault_of
 from trunkline.kv.disk import DiskTier
+from trunkline.kv.entries import Entry
 from trunkline.kv.figures import Counters
 from trunkline.kv.records import Layout, Manifest
 
@@ -54,24 +55,35 @@ class Loader:
                 return None
             if name is None:
                 return Reason.TIER
+            # Making room may push blocks down: not at the cost of the one that comes up.
+            self._catalogue.disk.touch([key])
+            self._catalogue.disk.hold(key)
             slot = self._admission.reserve(manifest.place, manifest.owner)
-        if isinstance(slot, Reason):
-            return slot
+            if isinstance(slot, Reason):
+                self._release(entry, name)
+                return slot
         assert not isinstance(slot, Present), "it was not in memory in the same step"
         self._clean(slot)
         reason = self._fetch(name, manifest, slot, until)
         with self._lock:
-            if reason is not None:
-                self._admission.cancel(slot, manifest.owner)
-                if reason is not Reason.TIER:
-                    self._counters.spoilt += reason is not Reason.MISS
-                    self._drop(key, name)
-                return reason
-            fresh = replace(manifest, generation=slot.generation)
-            outcome = self._admission.settle(
-                fresh, slot, saved_ms=entry.saved_ms, copies=entry.copies
-            )
-        return outcome if isinstance(outcome, Reason) else None
+            self._release(entry, name)
+            if reason is None:
+                fresh = replace(manifest, generation=slot.generation)
+                outcome = self._admission.settle(
+                    fresh, slot, saved_ms=entry.saved_ms, copies=entry.copies
+                )
+                return outcome if isinstance(outcome, Reason) else None
+            self._admission.cancel(slot, manifest.owner)
+            if reason is not Reason.TIER:
+                # The file is not what the index says: the entry goes with it.
+                self._counters.spoilt += reason is not Reason.MISS
+                if entry.name == name:
+                    self._catalogue.drop_file(entry)
+        return reason
+
+    def _release(self, entry: Entry, name: str) -> None:
+        if entry.name == name:
+            self._catalogue.disk.release(entry.key)
 
     def _fetch(self, name: str, manifest: Manifest, slot: Slot, until: Instant) -> Reason | None:
         data = self._disk.read(name, manifest, until)
@@ -81,9 +93,3 @@ class Loader:
             return Reason.LENGTH
         slot.view[:] = data
         return fault_of(slot.view, manifest, self._layout)
-
-    def _drop(self, key: bytes, name: str) -> None:
-        """The file is not what the index says: the entry goes with it."""
-        entry = self._catalogue.find(key)
-        if entry is not None and entry.name == name:
-            self._catalogue.drop_file(entry)

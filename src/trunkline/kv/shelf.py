@@ -27,7 +27,6 @@ class _Line:
 
     parent: bytes
     domain: _Domain
-    size_bytes: int
     saved_ms: float
     copies: int
     used_at: int
@@ -51,9 +50,12 @@ class _Domain:
 class Shelf:
     """The resident blocks of one tier. The owner tells it of each that comes, is used, or goes."""
 
-    def __init__(self, make_order: Callable[[], Evictor], *, capacity_bytes: int) -> None:
+    def __init__(
+        self, make_order: Callable[[], Evictor], *, capacity_blocks: int, block_bytes: int
+    ) -> None:
         self._make_order = make_order
-        self._capacity_bytes = capacity_bytes
+        self._block_bytes = block_bytes
+        self._capacity_bytes = capacity_blocks * block_bytes
         self._common = make_order()
         self._domains: dict[str, _Domain] = {}
         self._quotas: dict[str, _Domain] = {}
@@ -85,22 +87,23 @@ class Shelf:
                 self._forget_if_empty(domain)
         return True
 
-    def charge(self, name: str, size_bytes: int) -> None:
-        """Promised to a block of this domain."""
-        self._domain(name).held_bytes += size_bytes
+    def charge(self, name: str) -> None:
+        """Room is promised to a block of this domain."""
+        self._domain(name).held_bytes += self._block_bytes
 
-    def discharge(self, name: str, size_bytes: int) -> None:
+    def discharge(self, name: str) -> None:
         domain = self._domains[name]
-        assert domain.held_bytes >= size_bytes
-        domain.held_bytes -= size_bytes
+        assert domain.held_bytes >= self._block_bytes
+        domain.held_bytes -= self._block_bytes
         self._forget_if_empty(domain)
 
-    def has_to_give(self, name: str, size_bytes: int) -> bool:
-        """Whether so much more would be over its cap."""
+    def has_to_give(self, name: str) -> bool:
+        """Whether one block more would be over its cap."""
         domain = self._domains.get(name)
         if domain is None:
             return False
-        return domain.cap_bytes is not None and domain.held_bytes + size_bytes > domain.cap_bytes
+        more_bytes = domain.held_bytes + self._block_bytes
+        return domain.cap_bytes is not None and more_bytes > domain.cap_bytes
 
     # -- blocks --------------------------------------------------------------------------------
 
@@ -110,14 +113,13 @@ class Shelf:
         parent: bytes,
         name: str,
         *,
-        size_bytes: int,
         saved_ms: float = 0.0,
         copies: int = 0,
     ) -> None:
         """A block that was charged is resident."""
         assert key not in self._lines
         domain = self._domains[name]
-        line = _Line(parent, domain, size_bytes, saved_ms, copies, self._tick())
+        line = _Line(parent, domain, saved_ms, copies, self._tick())
         self._lines[key] = line
         domain.keys[key] = None
         self._into_order(key, line)
@@ -130,7 +132,7 @@ class Shelf:
         self._out_of_order(key, line)
         del self._lines[key]
         del line.domain.keys[key]
-        self.discharge(line.domain.name, line.size_bytes)
+        self.discharge(line.domain.name)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A prompt used this leading run, root first."""
@@ -190,20 +192,19 @@ class Shelf:
         return min(over or found, key=lambda key: self._lines[key].used_at, default=None)
 
     def floor_of(self, name: str) -> int:
-        """In bytes, in proportion where all floors are more than there is."""
+        """In bytes of whole blocks, in proportion where all floors are more than there is: rounded
+        up, they could together protect more than there is.
+        """
         domain = self._quotas.get(name)
         if domain is None:
             return 0
-        if self._floor_sum_bytes <= self._capacity_bytes:
-            return domain.floor_bytes
-        return domain.floor_bytes * self._capacity_bytes // self._floor_sum_bytes
+        floor_bytes = domain.floor_bytes
+        if self._floor_sum_bytes > self._capacity_bytes:
+            floor_bytes = floor_bytes * self._capacity_bytes // self._floor_sum_bytes
+        return floor_bytes - floor_bytes % self._block_bytes
 
     def _may_give(self, domain: _Domain) -> bool:
-        key = next(iter(domain.keys), None)
-        if key is None:
-            return False
-        size_bytes = self._lines[key].size_bytes
-        return domain.held_bytes - size_bytes >= self.floor_of(domain.name)
+        return domain.held_bytes - self._block_bytes >= self.floor_of(domain.name)
 
     # -- orders --------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class Shelf:
         order.add(
             key,
             line.parent,
-            size_bytes=line.size_bytes,
+            size_bytes=self._block_bytes,
             saved_ms=line.saved_ms,
             copies=line.copies,
         )
