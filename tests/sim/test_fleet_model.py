@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from trunkline.adapters.clock import SystemClock
+from trunkline.core.links import LinkProfile, gbit_per_s
 from trunkline.errors import ConfigError
 from trunkline.replay.bars import flatten
 from trunkline.replay.workloads import find_workload, load_workload
 from trunkline.sim import command
-from trunkline.sim.model import FleetModel, ModelOptions, Outcome
+from trunkline.sim.model import FleetModel, ModelOptions
+from trunkline.sim.outcome import Outcome
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
@@ -147,7 +149,7 @@ def test_a_false_hit_would_be_counted() -> None:
     requests = load_workload("W2-smoke", traces_dir=TRACES)
     model.run(requests[:100])
     for worker in model._workers.values():  # the truth is swapped, as no code of ours could
-        blocks = worker.cache._blocks
+        blocks = worker.cache.device._blocks
         for key in blocks:
             blocks[key] += 1
     model.run(requests[100:200])
@@ -193,3 +195,78 @@ def test_every_figure_of_a_run_is_known_before_it() -> None:
     _, figures = simulate("W2-smoke")
     del figures["bars"]
     assert set(flatten(figures)) == set(flatten(command._specimen(figures["baselines"])))
+
+
+PULL_SETTINGS = [
+    *((workload, "--link-gbit", "100") for workload in ("W1", "W2", "W3", "W4", "W6")),
+    *((workload, "--link-gbit", "25") for workload in ("W1", "W2", "W3", "W4", "W6")),
+    ("W1", "--link-gbit", "25", "--host-factor", "8"),
+    ("W3", "--link-gbit", "25", "--host-factor", "8"),
+    ("W6",),
+]
+
+
+@pytest.mark.parametrize("words", PULL_SETTINGS, ids=" ".join)
+def test_moving_kv_passes_its_bars(words: tuple[str, ...]) -> None:
+    code, figures = simulate(*words)
+    missed = [bar for bar, verdict in figures["bars"].items() if verdict != "pass"]
+    assert missed == []
+    assert code == 0
+    assert len(figures["bars"]) > 3, "beside what must always hold"
+    assert (figures["transfer_bytes"] > 0) == ("--link-gbit" in words)
+    if "--link-gbit" in words:
+        assert figures["pulls"]["failed"] <= 0.03 * figures["pulls"]["count"]
+        assert figures["transfer_bytes"] == figures["pulls"]["tokens"] * (128 << 10)
+
+
+def test_all_three_plans_occur_and_a_hot_prefix_cools_down_by_eviction() -> None:
+    figures = simulate("W6", "--link-gbit", "25", "--no-baselines")[1]
+    assert all(figures["plans"].values())
+    assert figures["hot_copies"] == {"most": 16, "end": 0}
+    assert figures["baselines"] == {}
+
+
+def test_copies_are_bounded() -> None:
+    many = simulate("W6", "--link-gbit", "100", "--no-baselines")[1]["pulls"]["tokens"]
+    few = simulate("W6", "--link-gbit", "100", "--no-baselines", "--max-copies", "1")[1]["pulls"]
+    assert few["count"] == 0 < many
+
+
+def test_a_source_that_dies_costs_time_and_no_request() -> None:
+    requests = load_workload("W4", traces_dir=TRACES)[:300]
+    failed = 0
+    for at_ms in range(100, 2_000, 100):
+        links = LinkProfile(bytes_per_ms=gbit_per_s(10.0))
+        options = ModelOptions(links=links, kill_worker_at_ms=float(at_ms))
+        model = FleetModel(find_workload("W4"), options, lambda: 0.0)
+        outcome = model.run(requests)
+        failed += outcome.failed_pulls
+        assert (outcome.lost, outcome.false_hits, outcome.used_after_lease) == (0, 0, 0)
+        assert len(outcome.ttft_ms) == len(requests)
+        assert outcome.directory_agrees
+        assert not any(worker.ready or worker.jobs for worker in model._workers.values())
+    assert failed > 0
+
+
+def test_tenants_pull_nothing_of_one_another() -> None:
+    links = LinkProfile(bytes_per_ms=gbit_per_s(25.0))
+    _, outcome = run_model("W2-smoke", links=links, isolate="tenants")
+    assert outcome.pulls > 0
+    assert outcome.false_hits == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--link-gbit", "0"),
+        ("--link-gbit", "-5"),
+        ("--host-factor", "-1"),
+        ("--host-factor", "1001"),
+        ("--kv-kib-per-token", "0"),
+        ("--max-copies", "0"),
+    ],
+    ids=" ".join,
+)
+def test_flags_of_movement_have_bounds_and_name_themselves(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=words[0]):
+        simulate("W1-smoke", *words)

@@ -16,7 +16,8 @@ from trunkline.core.identity import ModelIdentity, Namespace, Scope, ScopeKind, 
 from trunkline.replay.traces import TraceRequest
 from trunkline.replay.workloads import Workload, find_workload, load_workload
 from trunkline.sim.cache import PrefixCache, Use
-from trunkline.sim.model import FleetModel, ModelOptions, Outcome
+from trunkline.sim.model import FleetModel, ModelOptions
+from trunkline.sim.outcome import Outcome
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 MOST_COST = 0.005
@@ -62,7 +63,7 @@ class TwoTenants(FleetModel):
         self._tenants = tenants
         """Of each request, in their order."""
         for worker in self._workers.values():
-            worker.cache = OwnedCache(workload.capacity_blocks, self.owners)
+            worker.cache.device = OwnedCache(workload.capacity_blocks, self.owners)
 
     def _namespace(self, number: int, request: TraceRequest) -> Namespace:
         tenant = self._tenants[number]

@@ -313,6 +313,15 @@ def test_c22_an_untrusted_worker_matches_nothing_until_it_is_trusted_again() -> 
     assert directory.match(prompt(1, 2)).expected == [2, 2]
 
 
+def test_what_we_sent_is_expected_of_a_worker_that_has_told_nothing_yet() -> None:
+    directory = directory_of(W0)
+    directory.trust(W0, False)
+    directory.predict(W0, prompt(1, 2), now=T0, ttl_ms=100.0)
+    assert directory.match(prompt(1, 2)).expected == [2]
+    directory.stored(W0, run(1))
+    assert directory.match(prompt(1, 2)).expected == [0]
+
+
 # -- digests ---------------------------------------------------------------------------------------
 
 SIXTEEN = namespace(block_tokens=16)

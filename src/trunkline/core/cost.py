@@ -16,14 +16,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trunkline.core.fleet import WorkerState
+from trunkline.core.links import Links
 from trunkline.core.load import PrefillQueue
 from trunkline.core.profiles import Profile
-from trunkline.core.records import Instant
+from trunkline.core.records import Instant, WorkerId
 
 DECODE_PRESSURE_SHARE = 0.02
 """One running stream slows a prefill by this share of its own step time: a step of a full batch
 spends a few per cent on each sequence. Small on purpose: it orders workers that are otherwise
 equal.
+"""
+
+COPY_SHARE = 0.5
+"""What a copied token crowds out, in computed ones. Both push out what was there, but of a copy
+another worker has the original, and it goes first where tiers know that. 0.3 to 0.7 did alike on
+four traces; 0 let copies cost mixed long prompts 2 points of hits, and 1 no longer paid on short
+ones (benchmarks/pulls.py).
 """
 
 _CALIBRATION_STEP = 0.05
@@ -34,27 +42,55 @@ _CALIBRATION_FLOOR_MS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostColumns:
-    """The terms for each worker, in the order given; all in ms."""
+    """The terms for each worker, in the order given; all in ms but `pulled_tokens`."""
 
     queue_ms: list[float]
+    transfer_ms: list[float]
     miss_ms: list[float]
     imbalance_ms: list[float]
     decode_pressure_ms: list[float]
     cost_ms: list[float]
+    pulled_tokens: list[int]
+    """Leading tokens beyond its own that it would take from the source; 0 where it would not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Who has most of a prompt, and could be asked for it: its leading `tokens`."""
+
+    worker: WorkerId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One prompt before the workers, in the order of the columns."""
+
+    tokens: int
+    matched: list[int]
+    churn_price: float
 
 
 class CostModel:
     """Prices workers from a latency profile, corrected by what was measured on each."""
 
-    def __init__(self, profile: Profile, *, churn_weight: float, time_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        churn_weight: float,
+        time_scale: float = 1.0,
+        links: Links | None = None,
+    ) -> None:
         """`time_scale` stretches the profile: simulated workers may run slower than what they stand
-        for.
+        for. Without `links` nothing is pulled.
         """
         self._fixed_ms = profile.prefill_fixed_ms * time_scale
         self._token_ms = profile.prefill_token_ms * time_scale
         self._context_ms = profile.prefill_context_ms * time_scale
         self._decode_ms = profile.decode_token_ms * time_scale * DECODE_PRESSURE_SHARE
         self._churn_weight = churn_weight
+        self.links = links
 
     @property
     def fixed_ms(self) -> float:
@@ -74,6 +110,7 @@ class CostModel:
         *,
         now: Instant,
         churn_floor: float,
+        source: Source | None = None,
     ) -> CostColumns:
         """The terms for sending a prompt of `tokens` to each of `states`, which holds
         `matched_tokens` of it.
@@ -81,7 +118,8 @@ class CostModel:
         `churn_floor` is what a calm worker may have taken in without being the dearer for it, in
         the scale of the churn clock. What more than half of the workers hold is common property: a
         worker that lacks it will need it anyway, so computing it there is not charged (its
-        imbalance is negative). Hot prefixes thus end up everywhere, by load alone.
+        imbalance is negative). Hot prefixes thus end up everywhere, by load alone. Where `source`
+        has more than a worker, pulling that is considered.
         """
         common = common_tokens(matched_tokens)
         churn_total = sum([state.queue.churn for state in states])
@@ -113,13 +151,60 @@ class CostModel:
             imbalance_column.append(imbalance_ms)
             decode_column.append(pressure_ms)
             cost_column.append(queue_ms + miss_ms + imbalance_ms + pressure_ms)
-        return CostColumns(
+        columns = CostColumns(
             queue_ms=queue_column,
+            transfer_ms=[0.0] * len(states),
             miss_ms=miss_column,
             imbalance_ms=imbalance_column,
             decode_pressure_ms=decode_column,
             cost_ms=cost_column,
+            pulled_tokens=[0] * len(states),
         )
+        if source is not None and self.links is not None:
+            case = _Case(tokens=tokens, matched=matched_tokens, churn_price=churn_price)
+            self._consider_pulls(columns, states, case, source, self.links)
+        return columns
+
+    def _consider_pulls(
+        self,
+        columns: CostColumns,
+        states: list[WorkerState],
+        case: _Case,
+        source: Source,
+        links: Links,
+    ) -> None:
+        """Where taking the rest of what the source has is cheaper than computing it, that is the
+        worker's price.
+        """
+        common = common_tokens(case.matched)
+        left_ms = self.prefill_ms(case.tokens - source.tokens, source.tokens)
+        for i, state in enumerate(states):
+            matched = case.matched[i]
+            wanted = source.tokens - matched
+            if wanted <= 0 or state.worker == source.worker:
+                continue
+            scale, queue_ms = state.queue.scale, columns.queue_ms[i]
+            # A pull runs while the request waits for its turn.
+            transfer_ms = links.transfer_ms(source.worker, state.worker, wanted) - queue_ms
+            transfer_ms = max(0.0, transfer_ms)
+            miss_ms = left_ms * scale
+            # What most workers hold is not charged, however it comes here.
+            common_ms, free_ms = 0.0, 0.0
+            if common > matched:
+                priced_ms = self.prefill_ms(case.tokens - common, common) * scale
+                common_ms = columns.miss_ms[i] - priced_ms
+                free_ms = transfer_ms * min(common - matched, wanted) / wanted
+            copied_ms = max(0.0, columns.miss_ms[i] - miss_ms - common_ms)
+            inserting_ms = miss_ms - self._fixed_ms * scale + COPY_SHARE * copied_ms
+            imbalance_ms = case.churn_price * state.queue.churn * inserting_ms
+            cost_ms = queue_ms + transfer_ms + miss_ms + imbalance_ms
+            cost_ms += columns.decode_pressure_ms[i]
+            if cost_ms < columns.cost_ms[i] + common_ms:
+                columns.transfer_ms[i] = transfer_ms
+                columns.miss_ms[i] = miss_ms
+                columns.imbalance_ms[i] = imbalance_ms - free_ms
+                columns.cost_ms[i] = cost_ms - free_ms
+                columns.pulled_tokens[i] = wanted
 
 
 def common_tokens(matched_tokens: list[int]) -> int:

@@ -18,6 +18,8 @@ class Reason(Enum):
     """Which rule chose."""
 
     CACHE_HIT = "cache-hit"
+    CACHE_PULL = "cache-pull"
+    """The rest of what another worker has is taken from there."""
     CACHE_PASSED = "cache-passed"
     """Somebody held more of the prefix, but waiting there cost more than computing again."""
     COLD_HOME = "cold-home"
@@ -26,6 +28,14 @@ class Reason(Enum):
     """Nothing is known of the prompt."""
     POLICY = "policy"
     """A baseline policy chose without looking at costs."""
+
+
+class Plan(Enum):
+    """Where the beginning of the prompt's KV comes from."""
+
+    LOCAL = "local"
+    PULL = "pull"
+    RECOMPUTE = "recompute"
 
 
 class Exclusion(Enum):
@@ -61,7 +71,9 @@ class Candidates:
 
     workers: list[WorkerId]
     matched_tokens: list[int]
+    pulled_tokens: list[int]
     queue_ms: list[float]
+    transfer_ms: list[float]
     miss_ms: list[float]
     imbalance_ms: list[float]
     decode_pressure_ms: list[float]
@@ -74,9 +86,10 @@ class Candidates:
             {
                 "worker": worker,
                 "matched_tokens": self.matched_tokens[i],
+                "pulled_tokens": self.pulled_tokens[i],
                 "queue_ms": round(self.queue_ms[i], 3),
+                "transfer_ms": round(self.transfer_ms[i], 3),
                 "miss_ms": round(self.miss_ms[i], 3),
-                "transfer_ms": 0.0,
                 "imbalance_ms": round(self.imbalance_ms[i], 3),
                 "decode_pressure_ms": round(self.decode_pressure_ms[i], 3),
                 "cost_ms": round(self.cost_ms[i], 3),
@@ -96,6 +109,8 @@ class Decision:
     reason: Reason
     gain: Gain
     candidates: Candidates
+    source: WorkerId | None = None
+    """From whom the chosen worker pulls; None where it pulls nothing."""
 
     @property
     def worker(self) -> WorkerId:
@@ -106,14 +121,37 @@ class Decision:
         return self.candidates.matched_tokens[self.choice]
 
     @property
+    def pulled_tokens(self) -> int:
+        """Leading tokens behind the matched ones that are to come from the source."""
+        return self.candidates.pulled_tokens[self.choice]
+
+    @property
+    def expected_tokens(self) -> int:
+        """What the worker is expected to find or to be given, and not to compute."""
+        return self.matched_tokens + self.pulled_tokens
+
+    @property
+    def plan(self) -> Plan:
+        if self.pulled_tokens:
+            return Plan.PULL
+        return Plan.LOCAL if self.matched_tokens else Plan.RECOMPUTE
+
+    @property
     def miss_ms(self) -> float:
         return self.candidates.miss_ms[self.choice]
 
     def compact(self) -> str:
         """One line for a response header."""
+        index = self.choice
+        pull = ""
+        if self.pulled_tokens:
+            pull = (
+                f"pulled={self.pulled_tokens}; source={self.source}; "
+                f"transfer_ms={self.candidates.transfer_ms[index]:.1f}; "
+            )
         return (
             f"worker={self.worker}; reason={self.reason.value}; matched={self.matched_tokens}"
-            f"/{self.prompt_tokens}; queue_ms={self.candidates.queue_ms[self.choice]:.1f}; "
+            f"/{self.prompt_tokens}; {pull}queue_ms={self.candidates.queue_ms[index]:.1f}; "
             f"miss_ms={self.miss_ms:.1f}; gain_ms={self.gain.net_ms:.1f}; policy={self.policy}"
         )
 
@@ -124,9 +162,11 @@ class Decision:
             "policy": self.policy,
             "worker": self.worker,
             "reason": self.reason.value,
-            "plan": "local" if self.matched_tokens else "recompute",
+            "plan": self.plan.value,
+            "source": self.source,
             "prompt_tokens": self.prompt_tokens,
             "matched_tokens": self.matched_tokens,
+            "pulled_tokens": self.pulled_tokens,
             "net_gain_ms": round(self.gain.net_ms, 3),
             "gain": {
                 "saved_prefill_ms": round(self.gain.saved_prefill_ms, 3),

@@ -238,7 +238,9 @@ class Directory:
         return self._index.clear_slot(holder.slot)
 
     def trust(self, worker: WorkerId, is_trusted: bool) -> None:
-        """Whether a worker's entries count. An untrusted worker matches nothing, at once."""
+        """Whether a worker's entries count. What an untrusted one told matches nothing, at once;
+        while it has told nothing, what we sent there is expected as anywhere.
+        """
         holder = self._holders[worker]
         holder.is_trusted = is_trusted
         self._note_special(worker, holder)
@@ -407,7 +409,7 @@ class Directory:
             checkpoints = chain.checkpoints()
         for holder in self._special.values():
             slot = holder.slot
-            if not holder.is_trusted:
+            if not holder.is_trusted and self._index.held_count(slot):
                 device[slot] = resident[slot] = expected[slot] = 0
             elif holder.digest is not None and holder.block_tokens == chain.block_tokens:
                 depth = _digest_depth(holder.digest, checkpoints, chain, expected[slot])

@@ -72,6 +72,8 @@ class CacheAware:
                 return Choice(index=home, reason=Reason.COLD_HOME)
             return Choice(index=self._draw(costs, cheapest_ms), reason=Reason.COLD_CHEAPEST)
         index = self._draw(costs, cheapest_ms)
+        if question.columns.pulled_tokens[index]:
+            return Choice(index=index, reason=Reason.CACHE_PULL)
         is_passed = question.matched_tokens[index] < most
         return Choice(index=index, reason=Reason.CACHE_PASSED if is_passed else Reason.CACHE_HIT)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from trunkline.core.cost import CostColumns, CostModel, common_tokens
+from trunkline.core.cost import CostColumns, CostModel, Source, common_tokens
 from trunkline.core.decision import Candidates, Decision, Exclusion, Gain
 from trunkline.core.fleet import Fleet, WorkerState
-from trunkline.core.policies import POLICIES, Choice, Question
+from trunkline.core.policies import POLICIES, CacheAware, Choice, Question
 from trunkline.core.records import BootInstant, Instant, WorkerId
 
 
@@ -30,19 +30,34 @@ class RouteRequest:
     prompt_tokens: int
     matched_tokens: list[int] | None
     home_key: bytes | None = None
+    source_tokens: list[int] | None = None
+    """By `Slot`: leading tokens that could be pulled from there. None where nothing is pulled."""
 
 
 class Router:
     """Chooses among the workers of one fleet by a named policy."""
 
-    def __init__(self, *, fleet: Fleet, cost: CostModel, policy: str, rng: random.Random) -> None:
-        """Raises ValueError for a policy that is not in `POLICIES`."""
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        cost: CostModel,
+        policy: str,
+        rng: random.Random,
+        max_copies: int = 64,
+    ) -> None:
+        """What `max_copies` workers hold alike is not pulled any more: whoever lacks it is sent
+        elsewhere, or computes. Raises ValueError for a policy that is not in `POLICIES`.
+        """
         if policy not in POLICIES:
             raise ValueError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
         self._fleet = fleet
         self._cost = cost
         self._policy_name = policy
         self._policy = POLICIES[policy](fleet.ring, rng)
+        self._max_copies = max_copies
+        self._may_pull = POLICIES[policy] is CacheAware
+        self._rng = rng
 
     def route(
         self,
@@ -57,6 +72,7 @@ class Router:
         """
         states, excluded = self._fleet.usable(boot, tried)
         by_slot = request.matched_tokens
+        holders = states
         if by_slot is None:
             matched = [0] * len(states)
         else:
@@ -64,12 +80,14 @@ class Router:
             states, matched, excluded = _without_full(states, matched, excluded)
         if not states:
             return None
+        source = self._source(request, holders, now) if self._may_pull else None
         columns = self._cost.columns(
             states,
             matched,
             request.prompt_tokens,
             now=now,
             churn_floor=self._fleet.churn.floor(now),
+            source=source,
         )
         question = Question(
             states=states,
@@ -80,13 +98,29 @@ class Router:
             is_prompt_known=by_slot is not None,
         )
         choice = self._policy.choose(question)
-        return self._record(request, question, choice, excluded)
+        return self._record(request, question, choice, source, excluded)
+
+    def _source(
+        self, request: RouteRequest, states: list[WorkerState], now: Instant
+    ) -> Source | None:
+        """Who holds most. Among those that hold as much the draw is weighed by 1 / (1 + queue)."""
+        by_slot = request.source_tokens
+        if by_slot is None:
+            return None
+        most = max([by_slot[state.slot] for state in states])
+        near = [state for state in states if by_slot[state.slot] == most]
+        if most == 0 or len(near) >= self._max_copies:
+            return None
+        weights = [1.0 / (1.0 + state.queue.queue_ms(now)) for state in near]
+        source = near[0] if len(near) == 1 else self._rng.choices(near, weights)[0]
+        return Source(worker=source.worker, tokens=most)
 
     def _record(
         self,
         request: RouteRequest,
         question: Question,
         choice: Choice,
+        source: Source | None,
         excluded: dict[WorkerId, Exclusion],
     ) -> Decision:
         columns = question.columns
@@ -97,11 +131,14 @@ class Router:
             prompt_tokens=request.prompt_tokens,
             choice=choice.index,
             reason=choice.reason,
+            source=source.worker if source and columns.pulled_tokens[choice.index] else None,
             gain=_gain(question.states, columns, choice.index, full_ms),
             candidates=Candidates(
                 workers=[state.worker for state in question.states],
                 matched_tokens=question.matched_tokens,
+                pulled_tokens=columns.pulled_tokens,
                 queue_ms=columns.queue_ms,
+                transfer_ms=columns.transfer_ms,
                 miss_ms=columns.miss_ms,
                 imbalance_ms=columns.imbalance_ms,
                 decode_pressure_ms=columns.decode_pressure_ms,
@@ -134,7 +171,7 @@ def _gain(states: list[WorkerState], columns: CostColumns, choice: int, full_ms:
     return Gain(
         saved_prefill_ms=blind_miss_ms - columns.miss_ms[choice],
         queue_ms=columns.queue_ms[choice] - columns.queue_ms[blind],
-        transfer_ms=0.0,
+        transfer_ms=columns.transfer_ms[choice],
         imbalance_ms=columns.imbalance_ms[choice]
         + columns.decode_pressure_ms[choice]
         - columns.decode_pressure_ms[blind],

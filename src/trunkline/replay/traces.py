@@ -98,6 +98,43 @@ def pace(requests: Iterable[TraceRequest], per_second: float) -> Iterator[TraceR
         yield replace(request, arrival_ms=index * 1_000.0 / per_second)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """One prefix becomes hot: for a part of the trace a share of the requests begins with it."""
+
+    share: float
+    blocks: int
+    begins: float
+    """As shares of the trace's requests."""
+    ends: float
+    seed: int = 11
+
+
+def heat(requests: Iterable[TraceRequest], how: Heat) -> list[TraceRequest]:
+    """The same requests at the same times and of the same lengths, with the hot prefix in front.
+
+    What follows it is other content than without it, so its blocks get names of their own. Raises
+    ValueError for requests without block ids.
+    """
+    cold = list(requests)
+    if any(request.block_ids is None for request in cold):
+        raise ValueError("only a trace with block ids can be heated")
+    first_free = 1 + max((max(r.block_ids or (0,)) for r in cold), default=0)
+    hot_ids = tuple(range(first_free, first_free + how.blocks))
+    first_moved = first_free + how.blocks
+    draw = random.Random(how.seed)
+    heated: list[TraceRequest] = []
+    for index, request in enumerate(cold):
+        ids = request.block_ids or ()
+        is_time = how.begins <= index / len(cold) < how.ends
+        if is_time and draw.random() < how.share:
+            count = min(how.blocks, request.full_blocks)
+            moved = tuple(first_moved + block_id for block_id in ids[count:])
+            request = replace(request, block_ids=hot_ids[:count] + moved)
+        heated.append(request)
+    return heated
+
+
 def take(requests: Iterable[TraceRequest], count: int) -> Iterator[TraceRequest]:
     """The first `count` requests."""
     return islice(requests, count)

@@ -1,4 +1,4 @@
-"""The named workloads that simulator, replay and reports share: W1 to W5, and small cuts of two
+"""The named workloads that simulator, replay and reports share: W1 to W6, and small cuts of two
 for CI.
 
 Owns which trace, which fleet and which speeds a name stands for; the numbers are those of
@@ -15,7 +15,7 @@ from trunkline.config import nearest
 from trunkline.errors import TraceError
 from trunkline.replay.article import article_requests
 from trunkline.replay.formats import ReadOptions, read_trace
-from trunkline.replay.traces import TraceRequest, scale_time, spread_ticks
+from trunkline.replay.traces import Heat, TraceRequest, heat, scale_time, spread_ticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Workload:
     """Arrivals are rounded to 3 s and must be spread before use."""
     directory_delay_ms: float = 1_000.0
     """Age of what the directory knows, in the acceptance runs."""
+    heat: Heat | None = None
+    """What is done to the trace; None leaves it as it is."""
 
     def prefill_ms(self, missed_tokens: int) -> float:
         """Time of a prefill of this many tokens that are not resident."""
@@ -98,6 +100,16 @@ WORKLOADS: dict[str, Workload] = _by_name(
             # all.
             directory_delay_ms=140.0,
         ),
+        Workload(
+            name="W6",
+            sentence="a hot prefix: W1, where one prompt of 8,192 tokens suddenly begins 60 %",
+            trace_file="mooncake_conversation.jsonl.gz",
+            capacity_blocks=2_000,
+            block_tokens=512,
+            prefill_token_ms=1_000.0 / 3_500.0,
+            is_in_ticks=True,
+            heat=Heat(share=0.6, blocks=16, begins=0.25, ends=0.75),
+        ),
     )
 )
 
@@ -143,8 +155,12 @@ def explained() -> str:
     return "\n".join(f"{w.name:<9} {w.sentence} ({w.workers} workers)" for w in known)
 
 
-def load_workload(name: str, *, load: float = 1.0, traces_dir: Path) -> list[TraceRequest]:
-    """The requests of a workload, in order of time. `load` 1.4 sends them 1.4 times as fast."""
+def load_workload(
+    name: str, *, load: float = 1.0, traces_dir: Path, is_calm: bool = False
+) -> list[TraceRequest]:
+    """The requests of a workload, in order of time. `load` 1.4 sends them 1.4 times as fast;
+    `is_calm` leaves out what makes a prefix hot.
+    """
     if not load > 0.0:
         raise TraceError(f"load {load} is not above 0")
     workload = find_workload(name)
@@ -161,4 +177,6 @@ def load_workload(name: str, *, load: float = 1.0, traces_dir: Path) -> list[Tra
     if workload.is_in_ticks:
         requests = spread_ticks(requests)
     factor = workload.time_factor / load
-    return list(requests) if factor == 1.0 else list(scale_time(requests, factor))
+    if factor != 1.0:
+        requests = scale_time(requests, factor)
+    return list(requests) if workload.heat is None or is_calm else heat(requests, workload.heat)

@@ -1,4 +1,4 @@
-"""The truth of one modelled worker: a prefix cache with a capacity, least recently used leaf first.
+"""The truth of one modelled worker: prefix caches with a capacity, least recently used leaf first.
 
 Keys are the real block keys; beside each stands the trace's own id of the block, which names the
 whole prefix. A key that meets another id is a false hit, and is counted as one. Read `model.py`
@@ -19,6 +19,19 @@ class Use:
     hit_blocks: int
     evicted: list[bytes]
     false_hits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredUse:
+    """The same over both tiers: `device` and `host` say what changed in each."""
+
+    hit_blocks: int
+    """Leading blocks that were in one tier or the other."""
+    loaded_blocks: int
+    """Those of them that were in the host tier only."""
+    false_hits: int
+    device: Use
+    host: Use | None
 
 
 class PrefixCache:
@@ -52,12 +65,58 @@ class PrefixCache:
             evicted.append(blocks.popitem(last=False)[0])
         return Use(hit_blocks=hit_blocks, evicted=evicted, false_hits=false_hits)
 
-    def keys(self) -> bytes:
-        """All keys, sorted and packed; for comparing the directory with the truth."""
-        return b"".join(sorted(self._blocks))
+    def run(self, keys: list[bytes]) -> int:
+        """How many leading blocks are here."""
+        for count, key in enumerate(keys):
+            if key not in self._blocks:
+                return count
+        return len(keys)
+
+    def held(self) -> set[bytes]:
+        return set(self._blocks)
 
     def holds(self, key: bytes) -> bool:
         return key in self._blocks
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+
+class TieredCache:
+    """A device tier, and behind it a host tier that gets a copy of every block, as vLLM offloads.
+
+    `host_blocks` 0 is no host tier.
+    """
+
+    def __init__(self, *, device_blocks: int, host_blocks: int) -> None:
+        self.device = PrefixCache(device_blocks)
+        self.host = PrefixCache(host_blocks) if host_blocks else None
+
+    def use(self, keys: list[bytes], block_ids: array[int]) -> TieredUse:
+        """A prompt is placed: all its blocks are in both tiers afterwards."""
+        hit_blocks = self.run(keys)
+        device = self.device.use(keys, block_ids)
+        host = self.host.use(keys, block_ids) if self.host is not None else None
+        return TieredUse(
+            hit_blocks=hit_blocks,
+            loaded_blocks=max(0, hit_blocks - device.hit_blocks),
+            false_hits=device.false_hits + (host.false_hits if host is not None else 0),
+            device=device,
+            host=host,
+        )
+
+    def run(self, keys: list[bytes]) -> int:
+        """How many leading blocks are here. Each tier loses the end of a prefix first, so the
+        longer of two runs has them all.
+        """
+        return max(self.device.run(keys), self.host.run(keys) if self.host is not None else 0)
+
+    def holds(self, key: bytes) -> bool:
+        return self.device.holds(key) or (self.host is not None and self.host.holds(key))
+
+    def keys(self) -> bytes:
+        """All keys of both, sorted and packed; for comparing the directory with the truth."""
+        held = self.device.held()
+        if self.host is not None:
+            held |= self.host.held()
+        return b"".join(sorted(held))

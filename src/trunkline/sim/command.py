@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from trunkline.core.links import LinkProfile, gbit_per_s
 from trunkline.core.policies import POLICIES
 from trunkline.errors import ConfigError
 from trunkline.ports.clock import Clock
@@ -22,13 +23,19 @@ from trunkline.replay.figures import ListFigures, listing
 from trunkline.replay.progress import Progress
 from trunkline.replay.traces import TraceRequest
 from trunkline.replay.workloads import Workload, explained, find_workload, load_workload
-from trunkline.sim.acceptance import ALWAYS, bars_for
+from trunkline.sim.acceptance import ALWAYS, Setting, bars_for
 from trunkline.sim.figures import figures
 from trunkline.sim.limit import limit
-from trunkline.sim.model import FleetModel, ModelOptions, Outcome
+from trunkline.sim.model import FleetModel, ModelOptions
+from trunkline.sim.outcome import Outcome
 
 PASSED, FAILED = 0, 1
 BASELINES = ("round_robin", "least_queue")
+WITHOUT_PULLS = "without_pulls"
+CALM = "calm"
+"""Other runs of the policy under test: without pulls, and without the hot prefix."""
+MAX_KV_KIB_PER_TOKEN = 65_536.0
+MAX_HOST_FACTOR = 1_000.0
 MANUAL = "trunkline simulate --figures"
 _LIMIT_FIGURES = ("hit_tokens_ratio", "hit_requests_ratio", "ttft_ms")
 _ISOLATION = ("none", "session", "tenants")
@@ -37,6 +44,7 @@ _ISOLATION = ("none", "session", "tenants")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `trunkline simulate`."""
     _add_run(parser)
+    _add_movement(parser)
     _add_disturbances(parser)
     _add_verdict(parser)
     parser.add_argument_group("workloads", description=explained())
@@ -87,6 +95,39 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_movement(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("how KV moves").add_argument
+    add(
+        "--link-gbit",
+        type=float,
+        default=None,
+        metavar="RATE",
+        help="workers pull KV from one another over links of so many Gbit/s [they do not]; a run"
+        f" without pulls, {WITHOUT_PULLS}, is then shown as well",
+    )
+    add(
+        "--kv-kib-per-token",
+        type=float,
+        default=128.0,
+        metavar="KIB",
+        help="size of the KV of a token [128, an 8B model in bf16]",
+    )
+    add(
+        "--host-factor",
+        type=float,
+        default=0.0,
+        metavar="FACTOR",
+        help="host memory for KV at each worker, in times of its device memory [0]",
+    )
+    add(
+        "--max-copies",
+        type=int,
+        default=64,
+        metavar="COUNT",
+        help="what so many workers hold is not pulled any more [64]",
+    )
+
+
 def _add_disturbances(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what goes wrong").add_argument
     add(
@@ -132,26 +173,21 @@ def run(
     """Carry out the command; the answer is the exit code. Raises ConfigError and TraceError."""
     workload = find_workload(args.workload)
     options = _options(args, workload)
-    policies = [args.policy]
-    if not args.no_baselines:
-        policies += [name for name in BASELINES if name != args.policy]
+    variants = _variants(args, workload, options)
     fail_if = [bar for text in args.fail_if for bar in parse_bars(text, is_failure=True)]
-    check_names(fail_if, _specimen(policies[1:]), MANUAL)
-    requests = load_workload(workload.name, load=args.load, traces_dir=args.traces or traces_dir)
-    if args.kill_worker_at is not None:
-        first_ms, last_ms = requests[0].arrival_ms, requests[-1].arrival_ms
-        at_ms = first_ms + args.kill_worker_at * (last_ms - first_ms)
-        options = replace(options, kill_worker_at_ms=at_ms)
+    check_names(fail_if, _specimen(list(variants)[1:]), MANUAL)
     results: dict[str, dict[str, Any]] = {}
-    for policy in policies:
-        bar = Progress(progress_out, len(requests), f"{workload.name} {policy}", clock)
-        model = FleetModel(workload, replace(options, policy=policy), _stopwatch(clock))
+    for name, variant in variants.items():
+        requests = _requests(args, workload, traces_dir, is_calm=name == CALM)
+        bar = Progress(progress_out, len(requests), f"{workload.name} {name}", clock)
+        model = FleetModel(workload, _timed(args, variant, requests), _stopwatch(clock))
         outcome = model.run(requests, bar.step)
         bar.end()
-        results[policy] = figures(workload.name, policy, outcome)
+        results[name] = figures(workload.name, variant.policy, outcome)
     result = results.pop(args.policy)
     result["baselines"] = results
-    result["limit"] = _limit(workload, requests)
+    requests = _requests(args, workload, traces_dir, is_calm=False)
+    result["limit"] = _limit(workload, requests, options.host_blocks)
     verdicts = check_bars([*_bars(args, workload), *fail_if], result)
     result["bars"] = {v.bar.text: "pass" if v.is_passed else "fail" for v in verdicts}
     if args.json:
@@ -162,6 +198,39 @@ def run(
     return PASSED if all(v.is_passed for v in verdicts) else FAILED
 
 
+def _variants(
+    args: argparse.Namespace, workload: Workload, options: ModelOptions
+) -> dict[str, ModelOptions]:
+    """The run under test first, then what it is compared with."""
+    variants = {args.policy: replace(options, policy=args.policy)}
+    if args.no_baselines:
+        return variants
+    variants |= {name: replace(options, policy=name) for name in BASELINES if name != args.policy}
+    if options.links is not None:
+        variants[WITHOUT_PULLS] = replace(options, policy=args.policy, links=None)
+    if workload.heat is not None:
+        variants[CALM] = replace(options, policy=args.policy)
+    return variants
+
+
+def _requests(
+    args: argparse.Namespace, workload: Workload, traces_dir: Path, *, is_calm: bool
+) -> list[TraceRequest]:
+    folder = args.traces or traces_dir
+    return load_workload(workload.name, load=args.load, traces_dir=folder, is_calm=is_calm)
+
+
+def _timed(
+    args: argparse.Namespace, options: ModelOptions, requests: Sequence[TraceRequest]
+) -> ModelOptions:
+    """With the moment in which a worker is killed."""
+    if args.kill_worker_at is None:
+        return options
+    first_ms, last_ms = requests[0].arrival_ms, requests[-1].arrival_ms
+    at_ms = first_ms + args.kill_worker_at * (last_ms - first_ms)
+    return replace(options, kill_worker_at_ms=at_ms)
+
+
 def _options(args: argparse.Namespace, workload: Workload) -> ModelOptions:
     if not 0.0 <= args.event_loss < 1.0:
         raise ConfigError(f"--event-loss is {args.event_loss}, allowed are 0 up to below 1")
@@ -170,13 +239,36 @@ def _options(args: argparse.Namespace, workload: Workload) -> ModelOptions:
     delay_ms = workload.directory_delay_ms if args.event_delay_ms is None else args.event_delay_ms
     if not 0.0 <= delay_ms <= 86_400_000.0:
         raise ConfigError(f"--event-delay-ms is {delay_ms}, allowed are 0 to a day")
+    for flag, value, most in (
+        ("--kv-kib-per-token", args.kv_kib_per_token, MAX_KV_KIB_PER_TOKEN),
+        ("--host-factor", args.host_factor, MAX_HOST_FACTOR),
+    ):
+        if not 0.0 <= value <= most:
+            raise ConfigError(f"{flag} is {value}, allowed are 0 to {most:g}")
+    kv_bytes = int(args.kv_kib_per_token * 1_024)
+    if kv_bytes < 1:
+        raise ConfigError(f"--kv-kib-per-token is {args.kv_kib_per_token}, less than a byte")
+    if args.max_copies < 1:
+        raise ConfigError(f"--max-copies is {args.max_copies}, at least 1 is needed")
     return ModelOptions(
+        links=_links(args.link_gbit),
+        kv_bytes_per_token=kv_bytes,
+        host_blocks=int(args.host_factor * workload.capacity_blocks),
+        max_copies=args.max_copies,
         event_delay_ms=delay_ms,
         event_loss=args.event_loss,
         isolate=args.isolate,
         seed=args.seed,
         churn_weight=args.churn_weight,
     )
+
+
+def _links(gbit: float | None) -> LinkProfile | None:
+    if gbit is None:
+        return None
+    if not 0.001 <= gbit <= 100_000.0:
+        raise ConfigError(f"--link-gbit is {gbit}, allowed are 0.001 to 100000")
+    return LinkProfile(bytes_per_ms=gbit_per_s(gbit))
 
 
 def _bars(args: argparse.Namespace, workload: Workload) -> list[Bar]:
@@ -188,15 +280,19 @@ def _bars(args: argparse.Namespace, workload: Workload) -> list[Bar]:
         and args.kill_worker_at is None
         and not args.event_loss
         and args.event_delay_ms is None
+        and args.kv_kib_per_token == 128.0
     )
     if is_plain:
-        return bars_for(workload.name, args.load)
+        setting = Setting(load=args.load, link_gbit=args.link_gbit, host_factor=args.host_factor)
+        return bars_for(workload.name, setting)
     return parse_bars(ALWAYS + ",used_after_lease==0")
 
 
-def _limit(workload: Workload, requests: Sequence[TraceRequest]) -> dict[str, Any]:
+def _limit(
+    workload: Workload, requests: Sequence[TraceRequest], host_blocks: int
+) -> dict[str, Any]:
     """What no router can beat, as far as it is comparable."""
-    told = figures(workload.name, "limit", limit(workload, requests))
+    told = figures(workload.name, "limit", limit(workload, requests, host_blocks=host_blocks))
     return {key: told[key] for key in _LIMIT_FIGURES}
 
 
@@ -229,6 +325,19 @@ def _table(result: dict[str, Any]) -> str:
             + (f" {busiest:12.3f}" if busiest else "")
         )
     lookup = result["directory_lookup_us"]
+    moved = result["pulls"]
+    if moved["count"] or result["host_tokens"]:
+        plans = ", ".join(f"{plan} {count:,}" for plan, count in result["plans"].items())
+        lines.append(
+            f"plans: {plans}; {result['transfer_bytes'] / 2**30:,.1f} GiB pulled for"
+            f" {moved['tokens']:,} tokens in {moved['count']:,} pulls ({moved['failed']} in vain),"
+            f" mean {moved['ms_mean']:.1f} ms; {result['host_tokens']:,} tokens from host memory"
+        )
+    if result["hot_copies"]["most"]:
+        lines.append(
+            f"hot prefix: on {result['hot_copies']['most']} workers at most,"
+            f" {result['hot_copies']['end']} at the end"
+        )
     lines.append(
         f"look-up p50 {lookup['p50']:.1f} us, p99 {lookup['p99']:.1f} us;"
         f" over-claims {result['over_claims']:,}; lost {result['lost']};"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from trunkline.core.decision import Plan
 from trunkline.replay.counters import percentile
 from trunkline.replay.results import Spread
-from trunkline.sim.model import Outcome
+from trunkline.sim.outcome import Outcome
 
 
 def figures(workload: str, policy: str, outcome: Outcome) -> dict[str, Any]:
@@ -37,7 +38,16 @@ def figures(workload: str, policy: str, outcome: Outcome) -> dict[str, Any]:
         },
         "router_queue_ms": {"mean": round(outcome.queue_ms / max(1, answered), 3)},
         "busiest_over_mean_work": round(max(work) / mean_work, 6) if mean_work else None,
-        "transfer_bytes": 0,
+        "transfer_bytes": outcome.transfer_bytes,
+        "pulls": {
+            "count": outcome.pulls,
+            "failed": outcome.failed_pulls,
+            "tokens": outcome.pulled_tokens,
+            "ms_mean": round(outcome.transfer_ms / max(1, outcome.pulls), 3),
+        },
+        "host_tokens": outcome.host_tokens,
+        "plans": {plan.value: outcome.plans[plan.value] for plan in Plan},
+        "hot_copies": {"most": outcome.hot_copies_most, "end": outcome.hot_copies_end},
         "over_claims": outcome.over_claims,
         "false_hits": outcome.false_hits,
         "retried": outcome.retried,

@@ -14,13 +14,15 @@ from trunkline.core.records import WorkerId
 from trunkline.replay.traces import TraceRequest
 from trunkline.replay.workloads import Workload
 from trunkline.sim.cache import PrefixCache
-from trunkline.sim.model import Outcome
+from trunkline.sim.outcome import Outcome
 
 
-def limit(workload: Workload, requests: Sequence[TraceRequest]) -> Outcome:
-    """The outcome of the limit; blocks are named by the trace's ids alone."""
+def limit(workload: Workload, requests: Sequence[TraceRequest], *, host_blocks: int = 0) -> Outcome:
+    """The outcome of the limit; blocks are named by the trace's ids alone. `host_blocks` of each
+    worker keep what its device has, too.
+    """
     outcome = Outcome()
-    cache = PrefixCache(workload.capacity_blocks * workload.workers)
+    cache = PrefixCache(max(workload.capacity_blocks, host_blocks) * workload.workers)
     names = [WorkerId(f"w{index}") for index in range(workload.workers)]
     busy_until_ms = [0.0] * workload.workers
     outcome.work_ms = dict.fromkeys(names, 0.0)

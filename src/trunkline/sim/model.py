@@ -18,7 +18,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from trunkline.core.actions import Action, RequestReplay
@@ -29,14 +29,20 @@ from trunkline.core.events import CacheEvent, EventBatch
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import ModelIdentity, Namespace, Scope, ScopeKind, derive_namespace
-from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, chain
+from trunkline.core.keys import CHECKPOINT_TOKENS, chain
+from trunkline.core.links import LinkProfile, Links
 from trunkline.core.profiles import Profile, Scheduling
 from trunkline.core.records import BootInstant, Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
-from trunkline.replay.traces import TraceRequest
+from trunkline.replay.traces import Heat, TraceRequest
 from trunkline.replay.workloads import Workload
-from trunkline.sim.cache import PrefixCache
-from trunkline.sim.publisher import Publisher, removed_event, stored_event
+from trunkline.sim.cache import TieredCache
+from trunkline.sim.outcome import Outcome
+from trunkline.sim.publisher import Publisher
+from trunkline.sim.worker import Job, ModelWorker, cache_events
+
+HOST_BYTES_PER_MS = 20 * 2**30 / 1_000
+"""From host memory to the device: PCIe 4 x16 in practice."""
 
 LEASE_MS = 3_000.0
 """Three heartbeats: how long a worker that vanished may still be chosen."""
@@ -59,34 +65,12 @@ class ModelOptions:
     """`none`: one namespace; `session`: one a session; `tenants`: two, by turns."""
     seed: int = 0
     churn_weight: float = 1.5
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """What a run counted."""
-
-    ttft_ms: list[float] = field(default_factory=list[float])
-    input_tokens: int = 0
-    hit_tokens: int = 0
-    hit_requests: int = 0
-    over_claims: int = 0
-    false_hits: int = 0
-    lost: int = 0
-    retried: int = 0
-    used_after_lease: int = 0
-    queue_ms: float = 0.0
-    work_ms: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
-    lookup_us: list[float] = field(default_factory=list[float])
-    directory_blocks: int = 0
-    directory_bytes: int = 0
-    directory_agrees: bool = True
-    """Whether, all events delivered, the directory holds exactly what the workers hold."""
-    hot_prefix_holders: int = 0
-    """Workers that hold the first block of each of the three hottest roots at the end, at the
-    least.
-    """
-    feed_gaps: int = 0
-    feed_replays: int = 0
+    links: LinkProfile | None = None
+    """Of each worker, in each direction; None where nothing can be pulled."""
+    kv_bytes_per_token: int = 128 << 10
+    host_blocks: int = 0
+    """Host memory of each worker; 0 for none."""
+    max_copies: int = 64
 
 
 class _Kind(IntEnum):
@@ -97,31 +81,7 @@ class _Kind(IntEnum):
     TICK = 4
     KILL = 5
     LEASE_END = 6
-
-
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """One request on its way."""
-
-    request: TraceRequest
-    keys: KeyChain
-    arrival_ms: float
-    tried: frozenset[WorkerId] = frozenset()
-    attempt: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Worker:
-    """The truth about one modelled worker."""
-
-    state: WorkerState
-    cache: PrefixCache
-    publisher: Publisher
-    feed: WorkerFeed
-    busy_until_ms: float = 0.0
-    is_dead: bool = False
-    jobs: dict[int, _Job] = field(default_factory=dict[int, _Job])
-    """Jobs without a first token yet, by ticket."""
+    READY = 7
 
 
 class FleetModel:
@@ -137,12 +97,18 @@ class FleetModel:
         self.outcome = Outcome()
         self._directory = Directory(max_blocks=_MAX_DIRECTORY_BLOCKS)
         self._fleet = Fleet(virtual_nodes=128, now=Instant(0.0))
-        self._cost = CostModel(_profile(workload), churn_weight=options.churn_weight)
+        self._links: Links | None = None
+        if options.links is not None:
+            self._links = Links(options.links, bytes_per_token=options.kv_bytes_per_token)
+        self._cost = CostModel(
+            _profile(workload), churn_weight=options.churn_weight, links=self._links
+        )
         self._router = Router(
             fleet=self._fleet,
             cost=self._cost,
             policy=options.policy,
             rng=random.Random(options.seed),
+            max_copies=options.max_copies,
         )
         self._heap: list[tuple[float, int, _Kind, object]] = []
         self._pushed = 0
@@ -151,7 +117,9 @@ class FleetModel:
         self._namespaces: dict[str, Namespace] = {}
         self._hot_roots: dict[int, bytes | None] = {}
         self._hot_holders: Counter[int] = Counter()
-        self._workers: dict[WorkerId, _Worker] = {}
+        self._hot_id: int | None = None
+        self._hot_key: bytes | None = None
+        self._workers: dict[WorkerId, ModelWorker] = {}
         for index in range(workload.workers):
             self._add_worker(WorkerId(f"w{index}"), index)
 
@@ -164,6 +132,9 @@ class FleetModel:
         self._push(TICK_MS, _Kind.TICK, None)
         roots = Counter(r.block_ids[0] for r in requests if r.block_ids and r.full_blocks)
         self._hot_roots = dict.fromkeys(root for root, _ in roots.most_common(HOT_ROOTS))
+        heat = self._workload.heat
+        if heat is not None:
+            self._hot_id = _hot_id(requests, heat)
         for number, request in enumerate(requests):
             self._run_until(request.arrival_ms)
             self._arrive(number, request)
@@ -180,13 +151,15 @@ class FleetModel:
         assert request.block_ids is not None, "the model needs block ids"
         namespace = self._namespace(number, request)
         ids = array("I", request.block_ids[: request.full_blocks])
-        job = _Job(request=request, keys=chain(namespace, ids), arrival_ms=request.arrival_ms)
+        job = Job(request=request, keys=chain(namespace, ids), arrival_ms=request.arrival_ms)
         if ids and ids[0] in self._hot_roots:
             self._hot_roots[ids[0]] = job.keys[0]
+        if self._hot_id is not None and self._hot_id in ids:
+            self._hot_key = job.keys[ids.index(self._hot_id)]
         self.outcome.input_tokens += request.input_tokens
         self._place(job, request.arrival_ms)
 
-    def _place(self, job: _Job, now_ms: float) -> None:
+    def _place(self, job: Job, now_ms: float) -> None:
         """Route, as the gateway does, until a worker takes the job."""
         while True:
             decision = self._decide(job, now_ms)
@@ -202,13 +175,16 @@ class FleetModel:
             job.tried |= {decision.worker}
         self._start(job, worker, decision, now_ms)
 
-    def _decide(self, job: _Job, now_ms: float) -> Decision | None:
+    def _decide(self, job: Job, now_ms: float) -> Decision | None:
         request, block_tokens = job.request, self._workload.block_tokens
         started = self._stopwatch_us()
         match = self._directory.match(job.keys)
         self.outcome.lookup_us.append(self._stopwatch_us() - started)
         limit = (request.input_tokens - 1) // block_tokens
         matched = [min(blocks, limit) * block_tokens for blocks in match.expected]
+        sources = None
+        if self._links is not None:
+            sources = [min(blocks, limit) * block_tokens for blocks in match.expected]
         home = min(len(job.keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens))
         return self._router.route(
             RouteRequest(
@@ -216,61 +192,107 @@ class FleetModel:
                 prompt_tokens=request.input_tokens,
                 matched_tokens=matched,
                 home_key=job.keys[home - 1] if home else None,
+                source_tokens=sources,
             ),
             now=Instant(now_ms),
             boot=BootInstant(now_ms),
             tried=job.tried,
         )
 
-    def _start(self, job: _Job, worker: _Worker, decision: Decision, now_ms: float) -> None:
+    def _start(self, job: Job, worker: ModelWorker, decision: Decision, now_ms: float) -> None:
         """The worker takes the job: what it really holds decides what is computed."""
         request, outcome, state = job.request, self.outcome, worker.state
         block_tokens = self._workload.block_tokens
         keys = [bytes(job.keys[i]) for i in range(len(job.keys))]
         ids = array("I", (request.block_ids or ())[: len(keys)])
+        limit = (request.input_tokens - 1) // block_tokens
+        pulled_blocks, ready_ms = self._pull(worker, decision, keys[:limit], now_ms)
         use = worker.cache.use(keys, ids)
-        hit_blocks = min(use.hit_blocks, (request.input_tokens - 1) // block_tokens)
+        hit_blocks = min(use.hit_blocks + pulled_blocks, limit)
         hit_tokens = hit_blocks * block_tokens
         outcome.false_hits += use.false_hits
-        outcome.over_claims += decision.matched_tokens > hit_tokens
+        outcome.over_claims += decision.expected_tokens > hit_tokens
+        outcome.plans[decision.plan.value] += 1
         self._tickets += 1
         now = Instant(now_ms)
         state.queue.start(self._tickets, decision.miss_ms, now)
-        self._fleet.churn.add(state.queue, request.input_tokens - decision.matched_tokens, now)
+        self._fleet.churn.add(state.queue, request.input_tokens - decision.expected_tokens, now)
         ttl_ms = 5_000.0
         self._directory.predict(state.worker, job.keys, now=now, ttl_ms=ttl_ms)
         prefill_ms = self._workload.prefill_ms(request.input_tokens - hit_tokens)
-        outcome.queue_ms += max(0.0, worker.busy_until_ms - now_ms)
-        worker.busy_until_ms = max(worker.busy_until_ms, now_ms) + prefill_ms
+        prefill_ms += self._load_ms(min(use.loaded_blocks, hit_blocks))
+        outcome.host_tokens += min(use.loaded_blocks, hit_blocks) * block_tokens
         outcome.work_ms[state.worker] += prefill_ms
         if job.attempt == 0:
             outcome.hit_tokens += hit_tokens
             outcome.hit_requests += hit_tokens > 0
         job.attempt += 1
         worker.jobs[self._tickets] = job
-        self._push(worker.busy_until_ms, _Kind.FIRST_TOKEN, (worker, self._tickets))
-        answer_ms = request.output_tokens * self._workload.decode_token_ms
-        self._push(worker.busy_until_ms + answer_ms, _Kind.END, (worker, self._tickets))
-        self._publish(worker, job, keys, ids, use.hit_blocks, use.evicted, now_ms)
+        job.placed_ms, job.prefill_ms = now_ms, prefill_ms
+        if pulled_blocks and decision.source is not None:
+            job.source = self._workers[decision.source]
+            job.pulled_tokens = pulled_blocks * block_tokens
+        if ready_ms > now_ms:
+            self._push(ready_ms, _Kind.READY, (worker, self._tickets))
+        else:
+            self._ready(worker, self._tickets, now_ms)
+        self._publish(worker, cache_events(keys, ids, job.keys.namespace.salt, use), now_ms)
 
-    def _publish(
-        self,
-        worker: _Worker,
-        job: _Job,
-        keys: list[bytes],
-        ids: array[int],
-        first_new: int,
-        evicted: list[bytes],
-        now_ms: float,
-    ) -> None:
-        events: list[CacheEvent] = []
-        if first_new < len(keys):
-            events.append(stored_event(keys, ids, first_new, job.keys.namespace.salt))
-        if evicted:
-            events.append(removed_event(evicted))
+    def _pull(
+        self, worker: ModelWorker, decision: Decision, keys: list[bytes], now_ms: float
+    ) -> tuple[int, float]:
+        """Blocks that came from the source behind the worker's own, and when they were there."""
+        if decision.source is None or self._links is None or self._options.links is None:
+            return 0, now_ms
+        source, outcome = self._workers[decision.source], self.outcome
+        block_tokens = self._workload.block_tokens
+        first = worker.cache.run(keys)
+        last = min(decision.expected_tokens // block_tokens, source.cache.run(keys))
+        blocks = max(0, last - first)
+        outcome.pulls += 1
+        setup_ms = self._options.links.setup_ms
+        if source.is_dead or not blocks:
+            outcome.failed_pulls += 1
+            return 0, now_ms + setup_ms
+        moved_bytes = blocks * block_tokens * self._options.kv_bytes_per_token
+        took_ms = setup_ms + moved_bytes / self._options.links.bytes_per_ms
+        ready_ms = worker.receive(source, now_ms, took_ms)
+        outcome.pulled_tokens += blocks * block_tokens
+        outcome.transfer_bytes += moved_bytes
+        outcome.transfer_ms += ready_ms - now_ms
+        self._links.observe(source.name, worker.name, moved_bytes=moved_bytes, ms=ready_ms - now_ms)
+        return blocks, ready_ms
+
+    def _load_ms(self, blocks: int) -> float:
+        """From host memory to the device, before the prefill goes on."""
+        loaded_bytes = blocks * self._workload.block_tokens * self._options.kv_bytes_per_token
+        return loaded_bytes / HOST_BYTES_PER_MS
+
+    def _publish(self, worker: ModelWorker, events: list[CacheEvent], now_ms: float) -> None:
         batch = worker.publisher.publish(events) if events else None
         if batch is not None:
             self._push(now_ms + self._options.event_delay_ms, _Kind.BATCH, (worker, batch))
+
+    def _pulled(self, job: Job) -> None:
+        """Its pull is over: of a source that died meanwhile nothing counts."""
+        source, job.source = job.source, None
+        if source is not None and source.is_dead:
+            self.outcome.failed_pulls += 1
+            self.outcome.hit_tokens -= job.pulled_tokens
+            self.outcome.pulled_tokens -= job.pulled_tokens
+            job.prefill_ms += self._workload.prefill_token_ms * job.pulled_tokens
+
+    def _ready(self, worker: ModelWorker, ticket: int, now_ms: float) -> None:
+        """Nothing is missing for its prefill but the server."""
+        worker.ready.append(ticket)
+        if worker.serving is None:
+            self._serve(worker, now_ms)
+
+    def _serve(self, worker: ModelWorker, now_ms: float) -> None:
+        job = worker.next_job()
+        if job is not None:
+            self.outcome.queue_ms += now_ms - job.placed_ms
+            self._push(now_ms + job.prefill_ms, _Kind.FIRST_TOKEN, (worker, worker.serving))
 
     # -- what else happens -----------------------------------------------------------------------
 
@@ -284,13 +306,17 @@ class FleetModel:
     def _happen(self, now: Instant, kind: _Kind, what: object) -> None:
         delay_ms = self._options.event_delay_ms
         match kind, what:
-            case _Kind.FIRST_TOKEN, (_Worker() as worker, int(ticket)):
+            case _Kind.FIRST_TOKEN, (ModelWorker() as worker, int(ticket)):
                 self._first_token(worker, ticket, now)
-            case _Kind.END, (_Worker() as worker, int(ticket)):
+            case _Kind.READY, (ModelWorker() as worker, int(ticket)):
+                if ticket in worker.jobs:
+                    self._pulled(worker.jobs[ticket])
+                    self._ready(worker, ticket, now)
+            case _Kind.END, (ModelWorker() as worker, int(ticket)):
                 worker.state.queue.end(ticket, now)
-            case _Kind.BATCH, (_Worker() as worker, EventBatch() as batch):
+            case _Kind.BATCH, (ModelWorker() as worker, EventBatch() as batch):
                 self._act(worker, worker.feed.live(batch, now, age_ms=delay_ms), now)
-            case _Kind.REPLAY, (_Worker() as worker, RequestReplay() as asked):
+            case _Kind.REPLAY, (ModelWorker() as worker, RequestReplay() as asked):
                 self._replay(worker, asked, now)
             case _Kind.TICK, _:
                 self._tick(now)
@@ -302,20 +328,23 @@ class FleetModel:
             case _:
                 raise AssertionError(f"unknown happening {kind}")
 
-    def _first_token(self, worker: _Worker, ticket: int, now: Instant) -> None:
+    def _first_token(self, worker: ModelWorker, ticket: int, now: Instant) -> None:
         job = worker.jobs.pop(ticket, None)
         if job is None:
             return  # the worker was killed first
         worker.state.queue.first_token(ticket, now)
         self.outcome.ttft_ms.append(now - job.arrival_ms)
+        answer_ms = job.request.output_tokens * self._workload.decode_token_ms
+        self._push(now + answer_ms, _Kind.END, (worker, ticket))
+        self._serve(worker, now)
 
-    def _act(self, worker: _Worker, actions: list[Action], now: Instant) -> None:
+    def _act(self, worker: ModelWorker, actions: list[Action], now: Instant) -> None:
         for action in actions:
             if isinstance(action, RequestReplay):
                 delay_ms = self._options.event_delay_ms
                 self._push(now + delay_ms, _Kind.REPLAY, (worker, action))
 
-    def _replay(self, worker: _Worker, asked: RequestReplay, now: Instant) -> None:
+    def _replay(self, worker: ModelWorker, asked: RequestReplay, now: Instant) -> None:
         if worker.is_dead:
             self._act(worker, worker.feed.replay_failed(asked.replay_id, "gone", now), now)
             return
@@ -329,19 +358,21 @@ class FleetModel:
             if key is not None:
                 holders = sum(worker.cache.holds(key) for worker in self._workers.values())
                 self._hot_holders[root] = max(self._hot_holders[root], holders)
+        if self._hot_key is not None:
+            copies = sum(worker.cache.holds(self._hot_key) for worker in self._workers.values())
+            self.outcome.hot_copies_most = max(self.outcome.hot_copies_most, copies)
+            self.outcome.hot_copies_end = copies
         for worker in self._workers.values():
             self._act(worker, worker.feed.tick(now), now)
         if self._heap:
             self._push(now + TICK_MS, _Kind.TICK, None)
 
-    def _kill(self, worker: _Worker, now: Instant) -> None:
+    def _kill(self, worker: ModelWorker, now: Instant) -> None:
         """Its connections break at once, so its jobs start anew elsewhere; its lease runs out
         later.
         """
-        worker.is_dead = True
         self._push(now + LEASE_MS, _Kind.LEASE_END, worker.state.worker)
-        jobs, worker.jobs = worker.jobs, {}
-        for ticket, job in jobs.items():
+        for ticket, job in worker.die().items():
             worker.state.queue.end(ticket, now)
             job.tried |= {worker.state.worker}
             self._place(job, now)
@@ -355,9 +386,11 @@ class FleetModel:
         state = WorkerState(worker=name, slot=slot, block_tokens=1)
         self._fleet.add(state)
         draw = random.Random(self._options.seed * 1_009 + index)
-        worker = _Worker(
+        worker = ModelWorker(
             state=state,
-            cache=PrefixCache(self._workload.capacity_blocks),
+            cache=TieredCache(
+                device_blocks=self._workload.capacity_blocks, host_blocks=self._options.host_blocks
+            ),
             publisher=Publisher(loss=self._options.event_loss, rng=draw),
             feed=WorkerFeed(name, self._directory),
         )
@@ -410,6 +443,13 @@ class FleetModel:
     def _push(self, at_ms: float, kind: _Kind, what: object) -> None:
         self._pushed += 1
         heapq.heappush(self._heap, (at_ms, self._pushed, kind, what))
+
+
+def _hot_id(requests: Sequence[TraceRequest], heat: Heat) -> int | None:
+    """The last block of the hot prefix; None where no prompt is long enough for all of it."""
+    prompts = (r.block_ids for r in requests if r.block_ids and r.full_blocks >= heat.blocks)
+    ids = Counter(block_ids[heat.blocks - 1] for block_ids in prompts)
+    return ids.most_common(1)[0][0] if ids else None
 
 
 def _profile(workload: Workload) -> Profile:

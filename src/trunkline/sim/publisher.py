@@ -41,7 +41,9 @@ class Publisher:
         return [batch for batch in self._ring if batch.seq >= from_seq]
 
 
-def stored_event(keys: list[bytes], block_ids: array[int], first: int, salt: str) -> BlocksStored:
+def stored_event(
+    keys: list[bytes], block_ids: array[int], first: int, salt: str, tier: Tier = Tier.DEVICE
+) -> BlocksStored:
     """Blocks from index `first` on became resident; the model's engine hash is the key's first 64
     bits.
 
@@ -52,14 +54,14 @@ def stored_event(keys: list[bytes], block_ids: array[int], first: int, salt: str
         parent=EngineHash(engine_hash(keys[first - 1])) if first else None,
         tokens=block_ids[first:],
         block_tokens=1,
-        tier=Tier.DEVICE,
+        tier=tier,
         salt=salt,
     )
 
 
-def removed_event(keys: list[bytes]) -> BlocksRemoved:
+def removed_event(keys: list[bytes], tier: Tier = Tier.DEVICE) -> BlocksRemoved:
     """These blocks were evicted."""
-    return BlocksRemoved(hashes=array("Q", [engine_hash(key) for key in keys]), tier=Tier.DEVICE)
+    return BlocksRemoved(hashes=array("Q", [engine_hash(key) for key in keys]), tier=tier)
 
 
 def engine_hash(key: bytes) -> int:
