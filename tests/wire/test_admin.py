@@ -6,22 +6,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from admin_port import KEY, AdminPort, code_of, order, serving
+from admin_port import KEY, AdminPort, code_of, order
 
 from trunkline.gateway import listener
 from trunkline.gateway.listener import MAX_BODY_BYTES
 
-
-@pytest.fixture(scope="module")
-def _keyed() -> Iterator[AdminPort]:
-    with serving(KEY) as served:
-        yield served
-
-
-@pytest.fixture
-def port(_keyed: AdminPort) -> AdminPort:
-    """With a key, and a client that has it."""
-    return _keyed.fresh()
+pytest_plugins = ["admin_fixtures"]
 
 
 # --- workers ----------------------------------------------------------------------------------

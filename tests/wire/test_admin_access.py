@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
-from admin_port import KEY, AdminPort, FakeBackend, code_of, order, serving
+from admin_port import KEY, AdminPort, FakeBackend, code_of, order
 
 from trunkline.config import ListenConfig
 from trunkline.errors import ConfigError
@@ -19,29 +19,7 @@ from trunkline.gateway.backend import WorkerView
 from trunkline.gateway.listener import bind_admin, serve_admin
 from trunkline.gateway.metrics import Exposition
 
-
-@pytest.fixture(scope="module")
-def _keyed() -> Iterator[AdminPort]:
-    with serving(KEY) as served:
-        yield served
-
-
-@pytest.fixture
-def port(_keyed: AdminPort) -> AdminPort:
-    """With a key, and a client that has it."""
-    return _keyed.fresh()
-
-
-@pytest.fixture(scope="module")
-def _open() -> Iterator[AdminPort]:
-    with serving() as served:
-        yield served
-
-
-@pytest.fixture
-def open_port(_open: AdminPort) -> AdminPort:
-    """On loopback, without a key."""
-    return _open.fresh()
+pytest_plugins = ["admin_fixtures"]
 
 
 # --- who comes in -----------------------------------------------------------------------------

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from admin_port import KEY, WORKER_KEY, AdminPort, beat, code_of, order, serving
+from admin_port import KEY, WORKER_KEY, AdminPort, beat, code_of, order
 
-
-@pytest.fixture(scope="module")
-def _keyed() -> Iterator[AdminPort]:
-    with serving(KEY) as served:
-        yield served
-
-
-@pytest.fixture
-def port(_keyed: AdminPort) -> AdminPort:
-    """With a key, and a client that has it."""
-    return _keyed.fresh()
-
-
-@pytest.fixture(scope="module")
-def _open() -> Iterator[AdminPort]:
-    with serving() as served:
-        yield served
-
-
-@pytest.fixture
-def open_port(_open: AdminPort) -> AdminPort:
-    """On loopback, without a key."""
-    return _open.fresh()
+pytest_plugins = ["admin_fixtures"]
 
 
 @pytest.fixture
