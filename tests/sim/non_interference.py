@@ -79,7 +79,7 @@ from trunkline.core.fleet import WorkerState
 from trunkline.core.freshness import Grant as Lease
 from trunkline.core.load import PrefillQueue
 from trunkline.core.principals import Principal
-from trunkline.core.records import BootInstant, Instant, WallTime, WorkerId
+from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import ClientError, Refusal
@@ -91,6 +91,7 @@ from trunkline.ports.worker import Endpoint, PullAddress, Target
 from trunkline.worker.app import WorkerParts, build_app
 from trunkline.worker.fence import Fence
 from trunkline.worker.options import WorkerOptions
+from virtual_loop import LoopClock
 
 BLOCK_BYTES = BLOCK * 64
 EVENT_DELAY_S = 0.002
@@ -99,22 +100,6 @@ LIMIT_S = 60.0
 
 
 # -- the world -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LoopClock:
-    """`ports.Clock` on virtual time."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def now(self) -> Instant:
-        return Instant(self.loop.time() * 1e3)
-
-    def boot(self) -> BootInstant:
-        return BootInstant(self.loop.time() * 1e3)
-
-    def wall(self) -> WallTime:
-        return WallTime(1.7e9 + self.loop.time())
 
 
 @dataclass(frozen=True, slots=True)

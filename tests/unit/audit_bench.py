@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from registry_bench import HandClock, run
+from registry_bench import run
 
+from hand_clock import HandClock
 from trunkline.adapters.audit_files import CheckpointFile, FileSink, log_lines, read_checkpoints
 from trunkline.adapters.signing import Ed25519Signer
 from trunkline.control.audit import AuditLog, AuditOrigin

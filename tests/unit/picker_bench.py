@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hand_clock import HandClock
 from trunkline.core.cost import CostModel
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, derive_namespace
 from trunkline.core.keys import chain
 from trunkline.core.profiles import profile_named
-from trunkline.core.records import BootInstant, Instant, WallTime, WorkerId
+from trunkline.core.records import WorkerId
 from trunkline.core.routing import Router
 from trunkline.gateway.contracts import (
     OPEN_GRANT,
@@ -33,22 +34,6 @@ COMPLETE, FAILED, GONE = AttemptEnd.COMPLETE, AttemptEnd.WORKER_FAILED, AttemptE
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 BLOCK = 16
 MAX_TOKENS = 50_000
-
-
-class ManualClock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000.0
-
-    def now(self) -> Instant:
-        return Instant(self.ms)
-
-    def boot(self) -> BootInstant:
-        return BootInstant(self.ms)
-
-    def wall(self) -> WallTime:
-        return WallTime(self.ms / 1_000.0)
 
 
 class Characters:
@@ -82,7 +67,7 @@ class Bench:
     """A picker over a real fleet and directory, and what the workers' breakers were told."""
 
     def __init__(self, *names: WorkerId, policy: str = "cache_aware", ttl_ms: float = 5e3) -> None:
-        self.clock = ManualClock()
+        self.clock = HandClock(ms=1_000.0)
         self.directory = Directory(max_blocks=100_000)
         self.fleet = Fleet(virtual_nodes=16, now=self.clock.now())
         self.told: Counter[tuple[WorkerId, str]] = Counter()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hand_clock import WALL_MS
 from trunkline.control.changes import (
     Change,
     EpochRaised,
@@ -19,31 +19,13 @@ from trunkline.control.changes import (
 )
 from trunkline.control.draft import token_digest
 from trunkline.control.registry import Registry
-from trunkline.core.records import BootInstant, Instant, WallTime
 
 DAY_MS = 86_400_000
-WALL_MS = 1_800_000_000_000
 _T = TypeVar("_T")
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
     return asyncio.run(work)
-
-
-@dataclass
-class HandClock:
-    """Stands still until it is moved."""
-
-    ms: float = 0.0
-
-    def now(self) -> Instant:
-        return Instant(self.ms)
-
-    def boot(self) -> BootInstant:
-        return BootInstant(self.ms + 1_000.0)
-
-    def wall(self) -> WallTime:
-        return WallTime((WALL_MS + self.ms) / 1_000.0)
 
 
 def an_id(number: int) -> str:

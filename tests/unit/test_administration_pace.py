@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from registry_bench import HandClock
 
+from hand_clock import HandClock
 from trunkline.administration_pace import MAX_PACED, RAISES, TenantPace
 from trunkline.core.principals import Principal
 from trunkline.errors import Busy

@@ -8,8 +8,9 @@ from collections import defaultdict
 
 import pytest
 from fair_world import Policy, asks
-from picker_bench import ManualClock, ids
+from picker_bench import ids
 
+from hand_clock import HandClock
 from trunkline.gateway import allowance as module
 from trunkline.gateway.allowance import Allowance, RateLimited
 
@@ -18,7 +19,7 @@ class Till:
     """Policies, an allowance over them, and a clock that is moved."""
 
     def __init__(self, **options: float) -> None:
-        self.clock = ManualClock()
+        self.clock = HandClock(ms=1_000.0)
         self.policies: defaultdict[str, Policy] = defaultdict(Policy)
         self.allowance = Allowance(
             self.policies.__getitem__, self.clock, **options  # pyright: ignore[reportArgumentType]

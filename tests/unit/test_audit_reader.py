@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from audit_bench import ORIGIN, SIGNER, WeakSink
-from registry_bench import HandClock
 
+from hand_clock import HandClock
 from trunkline.adapters.audit_files import CheckpointFile
 from trunkline.control import audit_reader
 from trunkline.control.audit import AuditLog

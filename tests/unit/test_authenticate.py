@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hand_clock import WALL_MS, HandClock
 from trunkline.core.credentials import (
     Credential,
     CredentialProblem,
@@ -19,7 +20,6 @@ from trunkline.core.credentials import (
     secret_hash_under,
 )
 from trunkline.core.principals import Principal
-from trunkline.core.records import BootInstant, Instant, WallTime
 from trunkline.gateway.authenticate import (
     MAX_AUTHORIZATION_BYTES,
     REFUSAL,
@@ -34,22 +34,6 @@ from trunkline.gateway.contracts import ClientError
 
 HASH = secret_hash_under(bytes(range(32)))
 HOME = "192.0.2.1"
-
-
-class HandClock:
-    """Stands until a test moves it."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000_000.0
-
-    def now(self) -> Instant:
-        return Instant(self.ms)
-
-    def boot(self) -> BootInstant:
-        return BootInstant(self.ms)
-
-    def wall(self) -> WallTime:
-        return WallTime(self.ms / 1_000.0)
 
 
 def drawn(number: int) -> tuple[str, KeyRecord]:
@@ -175,12 +159,12 @@ def test_a_swap_that_leaves_a_key_as_it_was_leaves_it_known() -> None:
 
 def test_a_known_key_ends_at_its_time() -> None:
     desk = Desk()
-    end_ms = int(desk.clock.ms) + 1_000
+    end_ms = WALL_MS + int(desk.clock.ms) + 1_000
     desk.swap(KeyBook([replace(RECORD, not_after_ms=end_ms)]))
     assert desk.is_open(HEADER)
-    desk.clock.ms = end_ms - 0.5
+    desk.clock.ms = end_ms - WALL_MS - 0.5
     assert desk.is_open(HEADER)
-    desk.clock.ms = float(end_ms)
+    desk.clock.ms = float(end_ms - WALL_MS)
     assert not desk.is_open(HEADER)
     assert desk.door.refusals == {CredentialProblem.EXPIRED: 1}
 

@@ -8,8 +8,9 @@ import random
 from pathlib import Path
 
 import pytest
-from registry_bench import WALL_MS, an_id, run
+from registry_bench import an_id, run
 
+from hand_clock import WALL_MS
 from trunkline.adapters.clock import SystemClock
 from trunkline.authority import Authority, open_authority, publics_in_use
 from trunkline.config import AuthConfig, Config

@@ -12,7 +12,6 @@ from registry_bench import (
     ORG,
     TENANT,
     TENANT_SUBJECT,
-    HandClock,
     a_key,
     a_prefix,
     an_id,
@@ -21,6 +20,7 @@ from registry_bench import (
     run,
 )
 
+from hand_clock import HandClock
 from trunkline.control.audit import AuditLog
 from trunkline.control.changes import (
     Change,

@@ -11,8 +11,6 @@ from registry_bench import (
     ORG,
     TENANT,
     TENANT_SUBJECT,
-    WALL_MS,
-    HandClock,
     a_key,
     a_prefix,
     an_id,
@@ -22,6 +20,7 @@ from registry_bench import (
     run,
 )
 
+from hand_clock import WALL_MS, HandClock
 from trunkline.control.book import Limits
 from trunkline.control.changes import (
     MAX_PUBLIC_TOKENS,

@@ -9,8 +9,6 @@ import pytest
 from registry_bench import (
     ORG,
     TENANT,
-    WALL_MS,
-    HandClock,
     a_key,
     a_prefix,
     an_id,
@@ -20,6 +18,7 @@ from registry_bench import (
     run,
 )
 
+from hand_clock import WALL_MS, HandClock
 from trunkline.control import registry as registry_module
 from trunkline.control.book import Limits
 from trunkline.control.changes import (

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from trunkline.core.records import BootInstant, Instant, WallTime
+from hand_clock import HandClock
 from trunkline.errors import ConfigError
 from trunkline.replay.bars import check_bars, parse_bars
 from trunkline.replay.page import render_page
@@ -174,22 +174,6 @@ def test_without_matplotlib_the_message_names_the_extra(monkeypatch: pytest.Monk
         render_page(report())
 
 
-class HandClock:
-    """Moves when told."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-
-    def now(self) -> Instant:
-        return Instant(self.now_ms)
-
-    def boot(self) -> BootInstant:
-        return BootInstant(self.now_ms)
-
-    def wall(self) -> WallTime:
-        return WallTime(self.now_ms / 1_000.0)
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -200,7 +184,7 @@ def lines_without_terminal(step_ms: float) -> list[str]:
     stream, clock = io.StringIO(), HandClock()
     progress = Progress(stream, 1_000, "cache_aware", clock)
     for index in range(1_000):
-        clock.now_ms += step_ms
+        clock.ms += step_ms
         progress.step(is_lost=index == 5)
     progress.end()
     return stream.getvalue().splitlines()
@@ -225,7 +209,7 @@ def test_progress_redraws_one_line_on_a_terminal_and_not_too_often() -> None:
     stream, clock = Terminal(), HandClock()
     progress = Progress(stream, 1_000, "cache_aware", clock)
     for _ in range(1_000):
-        clock.now_ms += 1.0
+        clock.ms += 1.0
         progress.step()
     progress.end()
     progress.end()

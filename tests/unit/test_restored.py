@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from registry_bench import ORG, TENANT, HandClock, commit_all, intent, raised, run
+from registry_bench import ORG, TENANT, commit_all, intent, raised, run
 
+from hand_clock import HandClock
 from trunkline.adapters.state_dir import is_one_place
 from trunkline.control.memory_store import MemoryStore
 from trunkline.control.receipts import Erasure, HolderAck, Receipt

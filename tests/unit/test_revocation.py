@@ -35,10 +35,9 @@ from trunkline.control.revocation import (
 )
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.freshness import LeaseGrants, Order, Verb, grant_ms
-from trunkline.core.records import BootInstant, Instant, WallTime
 from trunkline.errors import AccessEnded, AuditDown, Busy, RegistryDown, WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
-from virtual_loop import VirtualLoop
+from virtual_loop import LoopClock, VirtualLoop
 
 ACME = Subject(kind=SubjectKind.TENANT, path="a" * 32)
 ME = Intent(actor="officer", reason="test")
@@ -47,20 +46,6 @@ LOG = EventLog("test-revocation")
 
 def user(number: int) -> Subject:
     return Subject(kind=SubjectKind.USER, path=f"{'a' * 32}/{number}")
-
-
-@dataclass
-class LoopClock:
-    loop: asyncio.AbstractEventLoop
-
-    def now(self) -> Instant:
-        return Instant(self.loop.time() * 1_000.0)
-
-    def boot(self) -> BootInstant:
-        return BootInstant(self.loop.time() * 1_000.0 + 77.0)
-
-    def wall(self) -> WallTime:
-        return WallTime(0.0)
 
 
 @dataclass

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from registry_bench import ORG, TENANT, HandClock, a_key, commit_all, intent, run
+from registry_bench import ORG, TENANT, a_key, commit_all, intent, run
 
+from hand_clock import HandClock
 from trunkline.adapters.sqlite_store import SqliteLog, SqliteStore
 from trunkline.control.registry import Registry
 from trunkline.core.epochs import Subject, SubjectKind

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from registry_bench import HandClock, commit_all, raised, run
+from registry_bench import commit_all, raised, run
 
+from hand_clock import HandClock
 from trunkline.control.audit_reader import AuditReader
 from trunkline.control.memory_store import MemoryStore
 from trunkline.control.registry import Registry

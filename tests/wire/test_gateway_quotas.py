@@ -26,11 +26,12 @@ from scripted import (
     worker,
 )
 
+from hand_clock import HandClock
 from trunkline.config import UpstreamConfig
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.principals import Principal
-from trunkline.core.records import BootInstant, Instant, Slot, WallTime, WorkerId
+from trunkline.core.records import Instant, Slot, WorkerId
 from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
 from trunkline.gateway.fair_line import FairPicker, LineLimits
@@ -45,22 +46,6 @@ class Policy:
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     weight: float = 1.0
-
-
-class StillClock:
-    """Rates go by it; nothing passes but what the test lets pass."""
-
-    def __init__(self) -> None:
-        self.ms = float(NOW)
-
-    def now(self) -> Instant:
-        return Instant(self.ms)
-
-    def boot(self) -> BootInstant:
-        return BootInstant(self.ms)
-
-    def wall(self) -> WallTime:
-        return WallTime(self.ms)
 
 
 class BookedPicker(FixedPicker):
@@ -98,7 +83,7 @@ class BookedPicker(FixedPicker):
 class Stand:
     gateway: Running
     policies: defaultdict[str, Policy]
-    clock: StillClock
+    clock: HandClock
     line: FairPicker
     books: BookedPicker
     tenancy: Tenancy
@@ -130,7 +115,7 @@ async def standing(
         tenant = authorization.decode().removeprefix("Bearer ")
         return Principal(org="o", tenant=tenant, actor=tenant, auth_method="key")
 
-    clock, lease = StillClock(), [True]
+    clock, lease = HandClock(ms=float(NOW)), [True]
     policies: defaultdict[str, Policy] = defaultdict(Policy)
     allowance = Allowance(policies.__getitem__, clock)
     tenancy = Tenancy(
