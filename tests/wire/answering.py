@@ -160,10 +160,8 @@ def replayed(
     answer: Answer,
     trace: list[TraceRequest],
     options: ReplayOptions | None = None,
-    *,
-    on_virtual_time: bool = False,
 ) -> tuple[ReplayResult, Server]:
-    """On virtual time, what is measured is what `answer` slept, to the millisecond."""
+    """On virtual time: what is measured is what `answer` slept, to the millisecond."""
 
     async def run() -> tuple[ReplayResult, Server]:
         clock = LoopClock(asyncio.get_running_loop())
@@ -171,5 +169,5 @@ def replayed(
             chosen = options or ReplayOptions()
             return await replay_trace(trace, [server.url], chosen, clock), server
 
-    with asyncio.Runner(loop_factory=SocketLoop if on_virtual_time else None) as runner:
+    with asyncio.Runner(loop_factory=SocketLoop) as runner:
         return runner.run(run())

@@ -175,8 +175,9 @@ def running(ends: Ends) -> Iterator[Ends]:
     finally:
         ends.puller.close()
         ends.server.close()
-    assert threading.active_count() == threads
-    assert open_files() == files
+    # Fewer is well: those of earlier tests may have been on their way out.
+    assert threading.active_count() <= threads
+    assert open_files() <= files
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -120,7 +120,7 @@ def test_a_silent_server_is_given_up_after_the_idle_limit() -> None:
         await asyncio.sleep(1.0)
 
     options = ReplayOptions(client=ClientOptions(idle_timeout_ms=60.0))
-    result, _ = replayed(answer, requests(1), options, on_virtual_time=True)
+    result, _ = replayed(answer, requests(1), options)
     (record,) = result.records
     assert record.lost_reason == "no byte for 60 ms"
     assert result.wall_ms == pytest.approx(60.0, abs=1.0)

@@ -30,7 +30,7 @@ def test_the_loop_is_open_slow_answers_do_not_hold_up_the_next_request() -> None
 
 def test_requests_leave_at_trace_times_stretched_by_speed_and_scale() -> None:
     options = ReplayOptions(speed=2.0, time_scale=4.0)
-    result, _ = replayed(answer_well, requests(4, gap_ms=20.0), options, on_virtual_time=True)
+    result, _ = replayed(answer_well, requests(4, gap_ms=20.0), options)
     arrivals = [record.arrival_ms for record in result.records]
     assert arrivals == pytest.approx([0.0, 40.0, 80.0, 120.0])
     assert result.wall_ms == pytest.approx(120.0)
@@ -43,7 +43,7 @@ def test_at_the_bound_requests_wait_and_the_wait_is_counted_and_warned_of() -> N
         await answer_well(call)
 
     options = ReplayOptions(max_in_flight=1)
-    result, server = replayed(answer, requests(4, gap_ms=0.0), options, on_virtual_time=True)
+    result, server = replayed(answer, requests(4, gap_ms=0.0), options)
     late = [record.client_late_ms for record in result.records]
     assert server.most_open == 1
     assert late == pytest.approx([0.0, 80.0, 160.0, 240.0], abs=1.0)
@@ -61,9 +61,9 @@ def test_closed_sessions_send_a_turn_only_after_the_one_before() -> None:
     trace = requests(4, gap_ms=1.0)
     trace = [replace(one, session=f"s{index % 2}") for index, one in enumerate(trace)]
     closed = ReplayOptions(is_closed_loop=True)
-    result, server = replayed(answer, trace, closed, on_virtual_time=True)
+    result, server = replayed(answer, trace, closed)
     assert server.most_open == 2, "two sessions run side by side"
     assert not any(record.is_lost for record in result.records)
     assert [record.client_late_ms for record in result.records] == pytest.approx([0.0] * 4, abs=1.0)
-    _, server = replayed(answer, trace, ReplayOptions(), on_virtual_time=True)
+    _, server = replayed(answer, trace, ReplayOptions())
     assert server.most_open == 4
