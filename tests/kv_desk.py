@@ -231,6 +231,7 @@ class DiskDesk(Desk):
     moving_blocks: int = 4
     io_deadline_ms: float = 30_000.0
     min_saved_ms: float = 0.0
+    max_jobs: int = 256
     incarnation: str = "1" * 32
     sealer: AesGcmSealer = field(default_factory=AesGcmSealer)
     wrap: Callable[[Files], Files] = staticmethod(lambda files: files)
@@ -247,6 +248,7 @@ class DiskDesk(Desk):
                 io_deadline_ms=self.io_deadline_ms,
                 moving_blocks=self.moving_blocks,
                 min_saved_ms=self.min_saved_ms,
+                max_jobs=self.max_jobs,
             ),
         )
         super().__post_init__()

@@ -304,6 +304,44 @@ def test_a_stalled_write_gives_up_what_waits_behind_it(tmp_path: Path) -> None:
     desk.store.close()
 
 
+def test_as_many_reads_wait_as_may_and_a_further_one_is_a_miss_at_once(tmp_path: Path) -> None:
+    planted: list[Planted] = []
+    goes_on, is_there = threading.Event(), threading.Event()
+
+    def plant(files: Files) -> Files:
+        planted.append(Planted(files))
+        return planted[0]
+
+    def stall(name: str) -> None:
+        is_there.set()
+        assert goes_on.wait(60)
+
+    desk = desk_with_old_below(tmp_path, wrap=plant, max_jobs=1)
+    planted[0].before_read = stall
+    disk, entry = desk.disk, desk.store._catalogue.find(OLD[0].key)
+    assert disk is not None
+    assert entry is not None
+    name, manifest = entry.name, entry.manifest
+    assert name is not None
+    found: list[bytes | Reason] = []
+
+    def read() -> None:
+        found.append(disk.read(name, manifest, SOON))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    readers[0].start()
+    assert is_there.wait(60)
+    readers[1].start()
+    eventually(lambda: len(disk._reads) == 1)
+    assert disk.read(name, manifest, SOON) is Reason.TIER
+    assert disk.counters.refused == 1
+    goes_on.set()
+    for reader in readers:
+        reader.join(60)
+    assert found == [content(OLD[0])] * 2
+    desk.store.close()
+
+
 def test_a_failing_disk_is_left_alone_and_tried_again_after_a_pause(tmp_path: Path) -> None:
     planted: list[Planted] = []
     tries: list[str] = []

@@ -19,7 +19,8 @@ from kv_desk import (
 from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason
 from trunkline.kv import Kept, Place
-from trunkline.kv.records import Added, Gone
+from trunkline.kv.news import News
+from trunkline.kv.records import Added, Gone, Overflowed
 
 A = owner("a")
 B = owner("b")
@@ -208,3 +209,60 @@ def test_a_pin_that_ran_out_is_dropped_by_itself_and_cannot_be_renewed() -> None
     assert desk.store.figures().pinned_bytes == 0
     assert not desk.store.renew(pins.token, SOON)
     assert not desk.store.unpin(pins.token)
+
+
+def test_events_that_nobody_takes_are_dropped_at_the_bound_and_that_is_told() -> None:
+    news = News(max_events=3)
+    for number in range(4):
+        news.gone(bytes([number]) * 32, Tier.HOST)
+    assert news.take() == [Overflowed(), Gone(key=b"\3" * 32, tier=Tier.HOST)]
+    assert news.take() == []
+
+
+def test_free_memory_with_bytes_of_a_revoked_owner_is_wiped_too() -> None:
+    desk = Desk(host_blocks=1)
+    old, new = chain(A, 0, 1), chain(B, 0, 1)
+    desk.put(old, A)
+    view = desk.pin(old, A, until=desk.clock.ms + 1.0).blocks[0].data
+    desk.clock.ms += 1.0
+    assert bytes(view) == content(old[0])
+    staging = desk.stage(new, B)
+    staging.buffer(0)[:] = b"s" * SIZE
+    partial = staging.buffer(0).toreadonly()
+    assert desk.store.abandon(staging.token)
+    erasure = desk.store.condemn(lambda whose: whose.domain in ("a", "b"))
+    assert (erasure.condemned_blocks, erasure.erased_blocks) == (2, 0)
+    while desk.store.erase(4):
+        pass
+    assert erasure.is_done
+    assert not any(view)
+    assert not any(partial)
+
+
+def test_a_lease_is_cut_at_ten_minutes() -> None:
+    desk = Desk()
+    places = chain(A, 0, 1)
+    desk.put(places, A)
+    pins = desk.pin(places, A, until=1e12)
+    staging = desk.stage(chain(A, 100, 1), A, until=1e12)
+    desk.clock.ms += 600_000.0
+    assert not desk.store.unpin(pins.token)
+    assert desk.store.publish(staging.token, []).reason is Reason.TOKEN
+
+
+def test_nothing_is_reused_or_kept_without_the_hosts_lease() -> None:
+    desk = Desk()
+    places = chain(A, 0, 2)
+    desk.put(places[:1], A)
+    staging = desk.stage(places, A)
+    fill(staging)
+    desk.judge.has_lease = False
+    assert desk.put(places[1:], A) == [Reason.LEASE]
+    assert desk.pin(places, A).reason is Reason.LEASE
+    assert desk.store.stage(A, places, until=SOON) is Reason.LEASE
+    source = Desk()
+    source.put(places, A)
+    published = desk.store.publish(staging.token, manifests_at(source.store, places, A))
+    assert (published.count, published.reason) == (0, Reason.LEASE)
+    desk.judge.has_lease = True
+    assert desk.hits(places, A) == 1

@@ -100,6 +100,8 @@ class Catalogue:
             copies=entry.copies,
         )
         self.census.ready += 1
+        entry.holding.host_count += 1
+        entry.holding.copy_count += 1
         return entry
 
     def _enter(self, manifest: Manifest, saved_ms: float, copies: int) -> Entry:
@@ -128,6 +130,7 @@ class Catalogue:
             self._leave_host(entry, entry.slot)
         if entry.name is not None:
             self._leave_disk(entry, entry.name)
+        entry.holding.copy_count -= entry.is_moving
         entry.state = BlockState.CONDEMNED
         place = entry.manifest.place
         del self._entries[place.key]
@@ -137,14 +140,18 @@ class Catalogue:
             del self._children[place.parent]
         holding = entry.holding
         del holding.entries[place.key]
-        if not holding.entries and holding.erasure is None:
-            del self._holdings[holding.owner]
+        if not holding.entries:
+            assert not holding.copy_count
+            if holding.erasure is None:
+                del self._holdings[holding.owner]
 
     def _leave_host(self, entry: Entry, slot: Slot) -> None:
         """The host tier's copy goes; a pinned one when the pins end."""
         self.host.remove(entry.key)
         self.census.ready -= 1
         self.census.hidden -= entry.holding.erasure is not None
+        entry.holding.host_count -= 1
+        entry.holding.copy_count -= 1
         self.news.gone(entry.key, Tier.HOST)
         if entry.pins:
             # The entry keeps the slot: it is out of the index.
@@ -159,6 +166,7 @@ class Catalogue:
         self.disk.remove(entry.key)
         self.disk_count -= 1
         entry.name = None
+        entry.holding.copy_count -= 1
         self.news.gone(entry.key, Tier.DISK)
         self._remove_file(name, entry.fate)
 
@@ -251,6 +259,7 @@ class Catalogue:
         self.host.remove(entry.key)
         self.news.gone(entry.key, Tier.HOST)
         entry.slot, entry.is_moving = None, True
+        entry.holding.host_count -= 1
         self.census.ready -= 1
         self.census.moving += 1
         self._moving[slot.index] = entry
@@ -302,8 +311,10 @@ class Catalogue:
         self.disk.discharge(entry.domain)
         if is_written:
             self._remove_file(name, None)
-        if entry.state is BlockState.READY and entry.slot is None:
-            self.detach(entry)
+        if entry.state is BlockState.READY:
+            entry.holding.copy_count -= 1
+            if entry.slot is None:
+                self.detach(entry)
 
     def vacate(
         self, slot: Slot, owner: Owner, fate: Erasure | None, *, is_soiled: bool = False
@@ -335,9 +346,8 @@ class Catalogue:
         for owner in stale:
             holding = self._holdings.pop(owner)
             holding.erasure = erasure
-            for entry in holding.entries.values():
-                erasure.condemn(entry.copy_count, self.block_bytes)
-                self.census.hidden += entry.slot is not None
+            erasure.condemn(holding.copy_count, self.block_bytes)
+            self.census.hidden += holding.host_count
             self._backlog.append(holding)
         for entry in (*self._leaving.values(), *self._moving.values()):
             if entry.fate is None and is_stale(entry.manifest.owner):

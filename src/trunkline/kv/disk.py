@@ -22,8 +22,6 @@ from trunkline.kv.records import Manifest
 from trunkline.ports.clock import Clock
 from trunkline.ports.sealer import Sealer
 
-MAX_JOBS = 256
-"""Reads and writes that wait for the thread; a further one is refused."""
 _ASSOCIATED_TAG = b"tl-kv-disk-v1"
 
 
@@ -35,6 +33,8 @@ class DiskOptions:
     """Of blocks, sealed."""
     io_deadline_ms: float = 2_000.0
     """For one read or write."""
+    max_jobs: int = 256
+    """Reads that wait for the thread, and writes likewise; a further one is refused."""
     moving_blocks: int = 8
     """Blocks on their way to the disk; they keep their memory until they are there."""
     min_saved_ms: float = 0.0
@@ -100,7 +100,8 @@ class DiskTier:
         )
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._jobs: deque[_Job] = deque()
+        self._reads: deque[_Job] = deque()
+        self._writes: deque[_Job] = deque()
         self._removals: deque[_Job] = deque()
         """Not bounded by itself: there is one at most for each file."""
         self._running: _Job | None = None
@@ -126,7 +127,7 @@ class DiskTier:
     def is_idle(self) -> bool:
         """Whether the thread has nothing to do."""
         with self._lock:
-            return not (self._jobs or self._removals or self._running)
+            return not (self._reads or self._writes or self._removals or self._running)
 
     def write(
         self, name: str, manifest: Manifest, data: memoryview, tell: Callable[[bool], None]
@@ -148,7 +149,7 @@ class DiskTier:
             self.counters.write_failures += not is_written
             tell(is_written)
 
-        return self._submit(_Job(run, end))
+        return self._submit(_Job(run, end), self._writes)
 
     def read(self, name: str, manifest: Manifest, until: Instant) -> bytes | Reason:
         """The plain bytes, whose digests the caller is still to compare. Waits, at most until then:
@@ -169,7 +170,7 @@ class DiskTier:
 
         now = self._clock.now()
         job = _Job(run)
-        if not self._submit(job):
+        if not self._submit(job, self._reads):
             return Reason.TIER
         wait_ms = min(until - now, self.options.io_deadline_ms)
         if not job.event.wait(max(0.0, wait_ms) / 1_000.0):
@@ -196,12 +197,9 @@ class DiskTier:
     def tend(self) -> None:
         """Give up what waits behind a job that hangs. Not under the store's lock."""
         with self._lock:
-            if not self._is_stuck(self._clock.now()) or not self._jobs:
+            if not self._is_stuck(self._clock.now()):
                 return
-            given_up = [job for job in self._jobs if not job.is_over]
-            self._jobs.clear()
-            for job in given_up:
-                job.is_over = True
+            given_up = self._take_waiting()
             self.counters.timeouts += len(given_up)
         for job in given_up:
             job.end(Reason.TIER)
@@ -210,10 +208,7 @@ class DiskTier:
         """End the thread and remove this process's files, unless the disk hangs."""
         with self._work:
             self._is_closing = True
-            given_up = [job for job in self._jobs if not job.is_over]
-            self._jobs.clear()
-            for job in given_up:
-                job.is_over = True
+            given_up = self._take_waiting()
             self._work.notify()
         for job in given_up:
             job.end(Reason.TIER)
@@ -228,21 +223,25 @@ class DiskTier:
         return self._running is not None and age_ms >= self.options.io_deadline_ms
 
     def _may_begin(self, now: Instant) -> bool:
-        return (
-            not self._is_closing
-            and len(self._jobs) < MAX_JOBS
-            and not self._is_stuck(now)
-            and self._breaker.is_usable(now)
-        )
+        return not self._is_closing and not self._is_stuck(now) and self._breaker.is_usable(now)
 
-    def _submit(self, job: _Job) -> bool:
+    def _take_waiting(self) -> list[_Job]:
+        """Reads and writes that were not begun; they are over."""
+        waiting = [*self._reads, *self._writes]
+        self._reads.clear()
+        self._writes.clear()
+        for job in waiting:
+            job.is_over = True
+        return waiting
+
+    def _submit(self, job: _Job, queue: deque[_Job]) -> bool:
         with self._work:
             now = self._clock.now()
-            if not self._may_begin(now):
+            if not self._may_begin(now) or len(queue) >= self.options.max_jobs:
                 self.counters.refused += 1
                 return False
             self._breaker.begin(now)
-            self._jobs.append(job)
+            queue.append(job)
             self._work.notify()
             return True
 
@@ -252,20 +251,20 @@ class DiskTier:
             if job.is_over:
                 return
             job.is_over = True
-            if job in self._jobs:
-                self._jobs.remove(job)
+            if job in self._reads:
+                self._reads.remove(job)
             self.counters.timeouts += 1
             self._breaker.failed(self._clock.now())
 
     def _work_off(self) -> None:
         while True:
             with self._work:
-                while not (self._jobs or self._removals or self._is_closing):
+                while not (self._reads or self._removals or self._writes or self._is_closing):
                     self._work.wait()
                 if self._is_closing:
                     return
-                # Removing first: what is written next may need the room.
-                job = (self._removals or self._jobs).popleft()
+                # Somebody waits for a read; what is written may need the room of what is removed.
+                job = (self._reads or self._removals or self._writes).popleft()
                 self._running = job
                 self._running_since = self._clock.now()
             self._carry_out(job)

@@ -44,6 +44,10 @@ class Holding:
 
     owner: Owner
     entries: dict[bytes, Entry] = field(default_factory=dict[bytes, "Entry"], repr=False)
+    host_count: int = 0
+    copy_count: int = 0
+    """In host memory, on disk, or on the way there: known without counting, as a revocation hides
+    them in one step."""
     erasure: Erasure | None = None
     """Condemned, and who is told when they are wiped."""
 
@@ -77,10 +81,6 @@ class Entry:
     @property
     def is_reachable(self) -> bool:
         return self.state is BlockState.READY and self.holding.erasure is None
-
-    @property
-    def copy_count(self) -> int:
-        return (self.slot is not None) + (self.name is not None) + self.is_moving
 
     @property
     def fate(self) -> Erasure | None:
