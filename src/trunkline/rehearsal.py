@@ -21,6 +21,7 @@ OWN_MODEL = Path(__file__).resolve().parent / "worker" / "model"
 
 def run_worker(args: argparse.Namespace) -> int:
     """`trunkline worker`: one simulated worker, until SIGINT or SIGTERM."""
+    from trunkline.adapters.aes_gcm import AesGcmSealer
     from trunkline.adapters.event_publisher import ZmqEventPublisher
     from trunkline.adapters.template import load_template
     from trunkline.adapters.tokenizer import load_tokenizer
@@ -46,6 +47,7 @@ def run_worker(args: argparse.Namespace) -> int:
             boot_nonce=secrets.token_hex(16),
             draw=secrets.token_bytes,
             transfer_key=read_key(options.transfer_key_file, "transfer_key_file"),
+            sealer=AesGcmSealer() if options.disk_blocks else None,
         ),
     )
     return 0

@@ -30,7 +30,7 @@ def a_store() -> Store:
 
 
 def _host_events(store: Store) -> list[BlockEvent]:
-    return store.behind.take_events()
+    return store.behind._notices.take()
 
 
 def _told(events: list[BlockEvent], resident: set[tuple[Tier, bytes]]) -> None:
@@ -290,7 +290,7 @@ def test_what_was_never_kept_is_never_told() -> None:
     store.behind.await_pull(sequence, 0, 4)
     store.behind.end_pull(sequence.hashes)
     assert _host_events(store) == []
-    assert not store.behind._notes
+    assert len(store.behind._notices) == 0
 
 
 # --- quotas and public prefixes ---

@@ -42,6 +42,9 @@ class Profile:
     own traffic.
     """
 
+    disk_gib_per_s: float = 5.0
+    """From disk to host memory. Assumed: one NVMe drive, read in blocks."""
+
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a profile needs a name")
@@ -51,8 +54,8 @@ class Profile:
                 raise ValueError(f"profile {self.name}: {field.name} is {value}, must be 0 or more")
         if not self.kv_bytes_per_token or not self.max_batch_tokens:
             raise ValueError(f"profile {self.name}: a size or a batch of 0 tokens cannot be")
-        if not self.host_gib_per_s:
-            raise ValueError(f"profile {self.name}: host memory at 0 GiB/s cannot be")
+        if not self.host_gib_per_s or not self.disk_gib_per_s:
+            raise ValueError(f"profile {self.name}: a tier at 0 GiB/s cannot be")
 
     def prefill_ms(self, uncached_tokens: float, context_tokens: float) -> float:
         """Time to prefill `uncached_tokens` after `context_tokens` cached ones; 0 for none."""
@@ -68,6 +71,10 @@ class Profile:
     def load_ms(self, tokens: int) -> float:
         """Time to copy so many tokens' KV from host memory to the device."""
         return tokens * self.kv_bytes_per_token / (self.host_gib_per_s * _GIB) * 1e3
+
+    def read_ms(self, tokens: int) -> float:
+        """Time to read so many tokens' KV from disk into host memory."""
+        return tokens * self.kv_bytes_per_token / (self.disk_gib_per_s * _GIB) * 1e3
 
 
 # Derivation of the H100 rows, with MFU 0.45 and a bf16 peak of 989 TFLOP/s a GPU:

@@ -11,7 +11,7 @@ out. Read `fence.py` for what a lease is good for.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trunkline.core.freshness import Grant, Taken, Verb
-from trunkline.kv import catalogue as kv
 from trunkline.kv.records import Owner
 from trunkline.worker.blocks import PLAIN, Erasure, Stamp
 from trunkline.worker.bodies import read_body
@@ -123,7 +122,7 @@ class Agent:
                 + sum(behind.condemned_blocks for behind in erasure.behind),
                 "condemned_bytes": {
                     "device": erasure.condemned_bytes,
-                    **self._behind(erasure, lambda behind: behind.condemned_bytes),
+                    **self._behind(behind.condemned_bytes() for behind in erasure.behind),
                 },
             }
         )
@@ -143,16 +142,16 @@ class Agent:
                 + sum(behind.erased_blocks for behind in erasure.behind),
                 "bytes": {
                     "device": erasure.erased_bytes,
-                    **self._behind(erasure, lambda behind: behind.erased_bytes),
+                    **self._behind(behind.erased_bytes() for behind in erasure.behind),
                 },
             }
         )
 
-    def _behind(self, erasure: Erasure, count: Callable[[kv.Erasure], int]) -> dict[str, int]:
+    def _behind(self, counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         """Bytes of the tiers that there are."""
-        if self.storage is None:
-            return {}
-        return {"host": sum(map(count, erasure.behind))}
+        tiers = self.storage.tiers if self.storage else ()
+        told = list(counts)
+        return {tier: sum(count[tier] for count in told) for tier in tiers}
 
     # -- what a holder does ------------------------------------------------------------------------
 

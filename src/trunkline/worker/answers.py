@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from trunkline.worker.engine import Engine
 from trunkline.worker.jobs import Failure, Job
+from trunkline.worker.lifting import Lifts
 from trunkline.worker.pulls import ANSWER_HEADER, NO_PULLS, Pulls
 from trunkline.worker.requests import Generation
 
@@ -39,6 +40,7 @@ class Answer:
     """Told once, when the prompt is computed."""
     pulls: Pulls | None = None
     """Who carries out the job's call, where it has one."""
+    lifts: Lifts | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -58,13 +60,16 @@ class Answer:
     async def _pull(self) -> None:
         """What the job waits for before it is scheduled."""
         job = self.job
-        if job.call is None:
+        call, cache = job.call, self.engine.cache
+        if call is None:
             return
-        if self.pulls is None:
-            job.call.pulled = NO_PULLS
-        else:
-            cache = self.engine.cache
-            await self.pulls.fetch(job.call, cache, job.prompt, job.salt, job.terms)
+        if self.lifts is not None:
+            await self.lifts.lift(call, cache, job.prompt, job.salt, job.terms)
+        if call.order is not None:
+            if self.pulls is None:
+                call.pulled = NO_PULLS
+            else:
+                await self.pulls.fetch(call, cache, job.prompt, job.salt, job.terms)
         self.engine.pulled(job)
 
     def _pulled(self) -> list[tuple[bytes, bytes]]:

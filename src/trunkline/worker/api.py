@@ -31,10 +31,10 @@ from trunkline.worker.jobs import Job, QueueFull
 from trunkline.worker.labels import LabelBook
 from trunkline.worker.metrics import Metrics
 from trunkline.worker.pulls import HEADER as PULL_HEADER
-from trunkline.worker.pulls import PullCall, Pulls, order_from
+from trunkline.worker.pulls import PullCall, order_from
 from trunkline.worker.requests import BadRequest, Generation, Reader
+from trunkline.worker.storage import Storage
 from trunkline.worker.ticket import HEADER, bad_header, ticket_from
-from trunkline.worker.tiers import HostTier
 
 VERSION = "0.32.0+trunkline"
 _MAX_BODY_BYTES = 64 << 20
@@ -66,9 +66,8 @@ class Api:
     id_prefix: str
     takes_tickets: bool = False
     """Off, a request's ticket and regions are as unknown here as to a stock engine."""
-    tier: HostTier | None = None
-    pulls: Pulls | None = None
-    """None where nothing can be pulled."""
+    storage: Storage | None = None
+    """None where nothing is behind the device."""
     _served: int = 0
     _pieces: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, at most one entry for each id of the vocabulary."""
@@ -154,11 +153,11 @@ class Api:
         return JSONResponse({"object": "list", "model": self.reader.model, "data": data})
 
     async def reset(self, request: Request) -> Response:
-        if self.tier is not None:
+        if self.storage is not None:
             # All ranks share it: none is emptied while another one works.
             if any(rank.engine.running for rank in self.ranks):
                 return JSONResponse({"success": False})
-            self.tier.reset()
+            self.storage.tier.reset()
         # Every rank is asked, also after one that is busy.
         done = [rank.engine.reset() for rank in self.ranks]
         for rank in self.ranks:
@@ -193,6 +192,8 @@ class Api:
             terms = self._terms(request, generation)
             call = self._call(request, terms)
         rank = self._rank_for(request)
+        if call is None and self._waits_for_disk(rank, generation, terms):
+            call = PullCall(None)
         try:
             job = rank.engine.submit(
                 generation.prompt, generation.salt, generation.wanted_tokens, terms, call
@@ -200,6 +201,7 @@ class Api:
         except QueueFull as full:
             return error_response(503, str(full), "ServiceUnavailableError")
         self._served += 1
+        storage = self.storage
         kind = "chatcmpl" if is_chat else "cmpl"
 
         def label(generation: Generation, job: Job) -> None:
@@ -215,7 +217,8 @@ class Api:
             model=self.reader.model,
             piece_of=self._piece,
             on_started=label,
-            pulls=self.pulls,
+            pulls=storage.exchange.pulls if storage and storage.exchange else None,
+            lifts=storage.lifts if storage else None,
         )
 
     def _name_of(self, request: Request) -> str:
@@ -243,6 +246,12 @@ class Api:
         if terms.ticket is None:
             raise bad_header(PULL_HEADER, "it needs a ticket beside it")
         return PullCall(order)
+
+    def _waits_for_disk(self, rank: Rank, asked: Generation, terms: Terms) -> bool:
+        lifts = self.storage.lifts if self.storage else None
+        if lifts is None:
+            return False
+        return lifts.is_wanted(rank.engine.cache, asked.prompt, asked.salt, terms)
 
     def _rank_for(self, request: Request) -> Rank:
         """As told by the header; else the least busy, the first of equals."""

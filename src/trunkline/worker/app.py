@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from trunkline.core.freshness import Freshness
 from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import EventPublisher, PublisherFactory
+from trunkline.ports.sealer import Sealer
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
 from trunkline.worker.agent import Agent
@@ -56,6 +57,8 @@ class WorkerParts:
     """That many bytes that nobody can guess."""
     transfer_key: bytes = b""
     """The fleet's; empty where nothing is pulled."""
+    sealer: Sealer | None = None
+    """Needed for a disk tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +111,7 @@ def build_app(
         clock=parts.clock,
         id_prefix=parts.boot_nonce[:12],
         takes_tickets=fence is not None,
-        tier=storage.tier if storage else None,
-        pulls=storage.exchange.pulls if storage and storage.exchange else None,
+        storage=storage,
     )
     routes = api.routes()
     if fence is not None:
@@ -180,6 +182,7 @@ def _build_storage(options: WorkerOptions, parts: WorkerParts, fence: Fence) -> 
             transfer_key=parts.transfer_key,
             vocab_size=parts.tokenizer.vocab_size,
             boot_nonce=parts.boot_nonce,
+            sealer=parts.sealer,
         ),
     )
 

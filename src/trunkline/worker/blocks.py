@@ -64,6 +64,38 @@ class Domain:
     """Its READY blocks that no sequence holds, least recently freed first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The same for the store behind the device, which counts its tiers together."""
+
+    _erasure: kv.Erasure
+    _disk_bytes: int
+    """Of the condemned ones, what lay on disk."""
+
+    @property
+    def condemned_blocks(self) -> int:
+        return self._erasure.condemned_blocks
+
+    @property
+    def erased_blocks(self) -> int:
+        return self._erasure.erased_blocks
+
+    @property
+    def is_done(self) -> bool:
+        return self._erasure.is_done
+
+    def condemned_bytes(self) -> dict[str, int]:
+        return self._by_tier(self._erasure.condemned_bytes)
+
+    def erased_bytes(self) -> dict[str, int]:
+        """Until all of it is done, what is erased counts for host memory first."""
+        return self._by_tier(self._erasure.erased_bytes)
+
+    def _by_tier(self, count: int) -> dict[str, int]:
+        host_bytes = self._erasure.condemned_bytes - self._disk_bytes
+        return {"host": min(count, host_bytes), "disk": max(0, count - host_bytes)}
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Erasure:
     """What one change of epochs condemned, and how far the overwriting has come."""
@@ -74,20 +106,18 @@ class Erasure:
     erased_blocks: int = 0
     erased_bytes: int = 0
     aborted: int = 0
-    behind: list[kv.Erasure] = field(default_factory=list[kv.Erasure])
+    behind: list[Behind] = field(default_factory=list["Behind"])
     """What of it lay behind the device."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was condemned."""
-        return not (
-            self.condemned_blocks or any(erasure.condemned_blocks for erasure in self.behind)
-        )
+        return not (self.condemned_blocks or any(one.condemned_blocks for one in self.behind))
 
     @property
     def is_done(self) -> bool:
         is_here_done = self.erased_blocks == self.condemned_blocks
-        return is_here_done and all(erasure.is_done for erasure in self.behind)
+        return is_here_done and all(one.is_done for one in self.behind)
 
 
 @dataclass(slots=True, eq=False)

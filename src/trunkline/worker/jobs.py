@@ -85,6 +85,8 @@ class Totals:
     """Hit behind the device."""
     pulled: int = 0
     """Of these, what the request itself had pulled from another worker."""
+    lifted: int = 0
+    """Of these, what the request itself had read from disk."""
     generated: int = 0
     finished_requests: int = 0
     aborted_requests: int = 0
@@ -248,12 +250,18 @@ class Jobs:
         self.totals.queried += len(job.prompt)
         self.totals.hit += job.cached_tokens
         self.totals.loaded += job.loaded_tokens
-        pulled = job.call.pulled if job.call else None
-        if pulled is not None:
-            first = pulled.first_block * self.cache.block_tokens
-            loaded = range(job.cached_tokens - job.loaded_tokens, job.cached_tokens)
-            begin, end = max(first, loaded.start), min(first + pulled.tokens, loaded.stop)
-            self.totals.pulled += max(0, end - begin)
+        if job.call is not None:
+            pulled = self._pulled_tokens(job, job.call)
+            self.totals.pulled += pulled
+            self.totals.lifted += min(job.call.lifted_tokens, job.loaded_tokens - pulled)
+
+    def _pulled_tokens(self, job: Job, call: PullCall) -> int:
+        """What of the hits is there because it was pulled for this very request."""
+        if call.pulled is None:
+            return 0
+        first = call.pulled.first_block * self.cache.block_tokens
+        last = min(first + call.pulled.tokens, job.cached_tokens)
+        return max(0, last - max(first, job.cached_tokens - job.loaded_tokens))
 
     def _keep_generated(self, job: Job) -> None:
         """The token before the new one goes through the model now, and into the cache."""

@@ -111,7 +111,8 @@ class _EngineCollector(Collector):
             [t.hit - t.loaded for t in totals],
             ("source", "device"),
         )
-        self._fill(cached, [t.loaded - t.pulled for t in totals], "host")
+        self._fill(cached, [t.loaded - t.pulled - t.lifted for t in totals], "host")
+        self._fill(cached, [t.lifted for t in totals], "disk")
         self._fill(cached, [t.pulled for t in totals], "pull")
         yield cached
         # There is neither preemption nor a second tier here; dashboards want the series.
@@ -188,6 +189,8 @@ class _StorageCollector(Collector):
             "trunkline:tier_bytes", "Blocks that can be found, real bytes.", labels=("tier",)
         )
         held.add_metric(("host",), figures.host_bytes)
+        if self._storage.lifts is not None:
+            held.add_metric(("disk",), figures.disk_bytes)
         yield held
         for name, sentence, value in (
             ("staged", "On their way here, not verified yet.", figures.staged_bytes),

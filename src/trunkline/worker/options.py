@@ -70,6 +70,8 @@ class WorkerOptions:
     host_blocks: int = _option(
         0, "Blocks that host memory keeps behind all ranks' devices; 0: none.", 0, 1 << 24
     )
+    disk_blocks: int = _option(0, "Blocks on disk behind host memory; 0: none.", 0, 1 << 24)
+    disk_dir: str = _option("", "Folder for them; what a dead worker left there goes.")
     eviction: str = _option(
         Policy.LRU.value, f"What goes first there: {', '.join(p.value for p in Policy)}."
     )
@@ -105,6 +107,10 @@ class WorkerOptions:
             raise ValueError(f"eviction {self.eviction!r} is not one of {known}")
         if self.transfer_key_file and not self.host_blocks:
             raise ValueError("transfer_key_file needs host_blocks: pulls go between host memories")
+        if bool(self.disk_blocks) is not bool(self.disk_dir):
+            raise ValueError("disk_blocks and disk_dir go together")
+        if self.disk_blocks and not self.host_blocks:
+            raise ValueError("disk_blocks needs host_blocks: blocks reach the disk through them")
         if self.host_blocks and self.agent is AgentSwitch.OFF:
             raise ValueError("host_blocks needs the agent: only requests with a ticket use them")
         if self.feed is Feed.DIGEST and not self.heartbeat_url.startswith("http://"):

@@ -105,11 +105,14 @@ NO_PULLS = Pulled(end=PullEnd.REJECTED, reason=Reason.GRANT)
 
 
 class PullCall:
-    """One request's pull, from order to end. Belongs to the loop."""
+    """What one request waits for before it is scheduled. Belongs to the loop."""
 
-    def __init__(self, order: PullOrder) -> None:
+    def __init__(self, order: PullOrder | None) -> None:
         self.order = order
+        """What is to be pulled; None where only the disk is waited for."""
         self.pulled: Pulled | None = None
+        self.lifted_tokens = 0
+        """What came up from disk for it."""
         self.cancelled = Cancel()
         self._woken = asyncio.Event()
 
@@ -190,13 +193,14 @@ class Pulls:
         """Pull what the prompt lacks of what is granted: `call.pulled` says how that ended. Ends by
         itself, whatever happens.
         """
-        began = self._clock.now()
+        order, began = call.order, self._clock.now()
+        assert order is not None
         if self.open_count >= self._terms.max_pulls:
             self._end(call, _rejected(Reason.BUSY), began)
             return
         self.open_count += 1
         try:
-            pulled = await self._fetch(call, lambda: cache.sketch(prompt, salt, terms))
+            pulled = await self._fetch(call, order, lambda: cache.sketch(prompt, salt, terms))
         finally:
             call.cancel()  # whatever ended this, its thread ends as well
             self.open_count -= 1
@@ -212,8 +216,10 @@ class Pulls:
         self._puller.close()
         self._threads.shutdown()
 
-    async def _fetch(self, call: PullCall, sketch: Callable[[], KvSequence]) -> Pulled:
-        grant, sequence = read_grant(call.order.grant, self._transfer_key), sketch()
+    async def _fetch(
+        self, call: PullCall, order: PullOrder, sketch: Callable[[], KvSequence]
+    ) -> Pulled:
+        grant, sequence = read_grant(order.grant, self._transfer_key), sketch()
         if grant is None:
             return _rejected(Reason.GRANT)
         reason = _misfit(grant, sequence)
@@ -244,6 +250,7 @@ class Pulls:
         if reason is not None:
             return _rejected(reason)
         order = call.order
+        assert order is not None
         request = PullRequest(
             grant=order.grant,
             source=Source(

@@ -11,21 +11,26 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trunkline.core import simkv
 from trunkline.core.eviction import make_evictor
 from trunkline.core.transfer import hash_scheme
 from trunkline.kv.client import Puller
+from trunkline.kv.disk import DiskOptions, DiskTier
+from trunkline.kv.files import FolderFiles
 from trunkline.kv.pulls import PullOptions
 from trunkline.kv.records import Component, Layout
 from trunkline.kv.server import PullServer, ServerOptions
 from trunkline.kv.store import BlockStore, StoreOptions
 from trunkline.kv.wire import Identity
 from trunkline.ports.clock import Clock
+from trunkline.ports.sealer import Sealer
 from trunkline.worker.fence import Fence
 from trunkline.worker.judge import PullHost, StoreJudge
 from trunkline.worker.lending import LentStore
+from trunkline.worker.lifting import Lifts
 from trunkline.worker.link import Link
 from trunkline.worker.options import WorkerOptions
 from trunkline.worker.pulls import MAX_PULLS, SETUP_MS, Pulls, PullTerms
@@ -34,6 +39,8 @@ from trunkline.worker.tiers import HostTier
 MIN_STAGING_BLOCKS = 256
 STAGING_SHARE = 0.25
 """Of the store, beside it: what may be on its way here."""
+MOVING_BLOCKS = 128
+"""On their way to the disk; what gives way beyond that is dropped."""
 _STALL_MS = 600_000.0
 """The modelled link keeps a peer waiting for its first chunk: deadlines alone end a pull here."""
 
@@ -49,6 +56,8 @@ class StorageParts:
     """Empty where the worker neither pulls nor is pulled from."""
     vocab_size: int
     boot_nonce: str
+    sealer: Sealer | None = None
+    """Encrypts what goes to the disk; needed where anything does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +83,13 @@ class Storage:
 
     tier: HostTier
     exchange: Exchange | None
+    lifts: Lifts | None
+    """None where there is no disk."""
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Their names in receipts and metrics."""
+        return ("host", "disk") if self.lifts else ("host",)
 
     def start(self) -> None:
         """Listen for those who pull. Raises OSError."""
@@ -102,11 +118,13 @@ class Storage:
             self.exchange.lent.close()
             self.exchange.pulls.close()
             self.exchange.server.close()
+        if self.lifts is not None:
+            self.lifts.close()
         self.tier.close()
 
 
 def build_storage(options: WorkerOptions, parts: StorageParts) -> Storage | None:
-    """None where there is no host memory to keep blocks in."""
+    """None where there is no host memory to keep blocks in. Raises OSError."""
     if not options.host_blocks:
         return None
     layout = _layout(options, parts.vocab_size)
@@ -120,6 +138,7 @@ def build_storage(options: WorkerOptions, parts: StorageParts) -> Storage | None
         judge=StoreJudge(parts.fence),
         make_order=lambda: make_evictor(options.eviction, capacity_bytes=host_bytes),
         draw=parts.draw,
+        disk=_disk(options, parts, size) if options.disk_blocks else None,
     )
     profile, block_tokens = options.latency, options.block_size
     tier = HostTier(
@@ -128,12 +147,34 @@ def build_storage(options: WorkerOptions, parts: StorageParts) -> Storage | None
         block_tokens=block_tokens,
         host_blocks=options.host_blocks,
         device_blocks=options.blocks,
+        has_disk=options.disk_blocks > 0,
         saved_ms=lambda index: profile.prefill_ms(block_tokens, index * block_tokens),
     )
     exchange = _exchange(options, parts, tier) if parts.transfer_key else None
     if exchange is None:
         sys.stderr.write("trunkline: no transfer key, so nothing is pulled from here or to here\n")
-    return Storage(tier=tier, exchange=exchange)
+    lifts = None
+    if tier.has_disk:
+        lifts = Lifts(
+            tier,
+            clock=parts.clock,
+            load_ms=lambda tokens: profile.read_ms(tokens) * options.time_scale,
+            block_tokens=block_tokens,
+        )
+    return Storage(tier=tier, exchange=exchange, lifts=lifts)
+
+
+def _disk(options: WorkerOptions, parts: StorageParts, block_bytes: int) -> DiskTier:
+    assert parts.sealer is not None, "nothing goes to a disk in the clear"
+    return DiskTier(
+        FolderFiles(Path(options.disk_dir), parts.boot_nonce),
+        parts.sealer,
+        parts.clock,
+        DiskOptions(
+            capacity_bytes=options.disk_blocks * (block_bytes + parts.sealer.overhead_bytes),
+            moving_blocks=MOVING_BLOCKS,
+        ),
+    )
 
 
 def _exchange(options: WorkerOptions, parts: StorageParts, tier: HostTier) -> Exchange:

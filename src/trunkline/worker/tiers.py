@@ -14,22 +14,22 @@ Read `cache.py` for who asks, `kv/store.py` for how it is kept.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason
 from trunkline.kv.catalogue import Erasure
-from trunkline.kv.records import Added, Gone, Kept, Manifest, Owner, Place, StoreEvent
 from trunkline.kv.records import Block as KvBlock
+from trunkline.kv.records import Kept, Owner, Place
 from trunkline.kv.store import BlockStore
 from trunkline.ports.clock import Clock
-from trunkline.ports.publisher import BlockEvent, BlockRemoved, RunStored
+from trunkline.ports.publisher import BlockEvent
 from trunkline.worker import fence
-from trunkline.worker.blocks import Block, BlockState, KvSequence, Stamp
+from trunkline.worker.blocks import Behind, Block, BlockState, KvSequence, Stamp
+from trunkline.worker.notices import Notices
 from trunkline.worker.ticket import Ticket
 
 ERASE_SLICE_BLOCKS = 256
@@ -65,24 +65,6 @@ class Found:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Note:
-    """What events say of a block beside its key."""
-
-    tokens: array[int] = field(repr=False)
-    salt: str | None = field(repr=False)
-    begins_region: bool
-    tiers: set[Tier] = field(default_factory=set[Tier])
-    """Where it was told to be."""
-    parent: bytes = b""
-    pulls: int = 0
-    """That may still bring it."""
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.tiers or self.pulls)
-
-
-@dataclass(slots=True, kw_only=True)
 class _Public:
     """Blocks of a public prefix that stay."""
 
@@ -103,17 +85,18 @@ class HostTier:
         block_tokens: int,
         host_blocks: int,
         device_blocks: int,
+        has_disk: bool,
         saved_ms: Callable[[int], float],
     ) -> None:
         """`device_blocks` of one rank. `saved_ms(index)`: what computing that block of a prompt
         takes.
         """
         self.store = store
+        self.has_disk = has_disk
         self._clock = clock
-        self._block_tokens = block_tokens
         self._device_share = host_blocks / device_blocks
         self._saved_ms = saved_ms
-        self._notes: dict[bytes, _Note] = {}
+        self._notices = Notices(store, block_tokens)
         self._listeners: list[Callable[[list[BlockEvent]], None]] = []
         self._quotas: dict[str, tuple[int, int | None]] = {}
         self._publics: dict[bytes, _Public] = {}
@@ -161,14 +144,14 @@ class HostTier:
         block = sequence.blocks[index]
         if block.state is not _READY or not block.stamp.ns or block.domain is None:
             return Reason.NS  # a private copy, or of a request without a ticket
-        is_noted_now = self._note(sequence, index)
+        is_noted_now = self._notices.note(sequence, index)
         outcome = self.store.put(
             place_of(sequence, index), owner_of(block), block.kv, saved_ms=self._saved_ms(index)
         )
         if isinstance(outcome, Kept):
             return None
         if is_noted_now:
-            del self._notes[block.hash]
+            self._notices.drop(block.hash)
         return outcome
 
     def set_quota(self, ticket: Ticket) -> None:
@@ -208,18 +191,41 @@ class HostTier:
                 self.store.unpin(token)
 
     def count_from(self, sequence: KvSequence, first: int, limit: int) -> int:
-        """How many blocks from `first` on are here. They count as used."""
+        """How many blocks from `first` on are in host memory. They count as used."""
+        return self._reach(sequence, first, limit)[0]
+
+    def goes_on_below(self, sequence: KvSequence, first: int, limit: int) -> bool:
+        """Whether the first block that is missing in host memory lies on disk."""
+        return self.has_disk and self._reach(sequence, first, limit)[1] is Reason.TIER
+
+    def bring_up(self, sequence: KvSequence, first: int, limit: int, until: Instant) -> int:
+        """Read what comes next from disk: how many blocks came. Waits, at most until then: not for
+        the loop.
+        """
+        there = self.count_from(sequence, first, limit)
+        return self._reach(sequence, first, limit, until)[0] - there
+
+    def _reach(
+        self, sequence: KvSequence, first: int, limit: int, load_until: Instant | None = None
+    ) -> tuple[int, Reason | None]:
+        """How many blocks, and why not more."""
         count = 0
         until = Instant(self._clock.now() + _READ_LEASE_MS)
         for ns, begin, end in _zones(sequence, first, limit):
-            keys = sequence.hashes[begin:end]
-            pins = self.store.pin(ns, keys, until=until, holder="engine", is_verified=False)
+            pins = self.store.pin(
+                ns,
+                sequence.hashes[begin:end],
+                until=until,
+                holder="engine",
+                is_verified=False,
+                load_until=load_until,
+            )
             if pins.token:
                 self.store.unpin(pins.token)
             count += len(pins.blocks)
-            if len(pins.blocks) < end - begin:
-                break
-        return count
+            if pins.reason is not None:
+                return count, pins.reason
+        return count, None
 
     # -- public prefixes ---------------------------------------------------------------------------
 
@@ -275,25 +281,34 @@ class HostTier:
 
     # -- revocation --------------------------------------------------------------------------------
 
-    def condemn(self, is_stale: Callable[[Owner], bool]) -> Erasure:
+    def condemn(self, is_stale: Callable[[Owner], bool]) -> Behind:
         """Nothing of these owners can be found or published from now on. Then `erase_soon`."""
+        disk_blocks = 0
+        if self.has_disk:
+            resident = self.store.resident()
+            disk_blocks = sum(
+                tier is Tier.DISK and is_stale(manifest.owner) for tier, manifest in resident
+            )
         erasure = self.store.condemn(is_stale)
+        disk_blocks = min(disk_blocks, erasure.condemned_blocks)
         for ns, public in list(self._publics.items()):
             if any(map(is_stale, public.owners)):
                 self.store.unpin(public.token)
                 del self._publics[ns]
         self._erasures.append(erasure)
-        return erasure
+        return Behind(erasure, disk_blocks * self.block_bytes)
 
     def reset(self) -> None:
         """Forget everything, at once and for good."""
         self.condemn(lambda _owner: True)
         while self.store.erase(ERASE_SLICE_BLOCKS):
             pass
+        self.flush()
 
     def close(self) -> None:
         if self._eraser is not None:
             self._eraser.cancel()
+        self.store.close()
 
     def erase_soon(self) -> None:
         """Wipe what is condemned, a slice at a time."""
@@ -309,109 +324,20 @@ class HostTier:
     # -- events ------------------------------------------------------------------------------------
 
     def await_pull(self, sequence: KvSequence, first: int, last: int) -> None:
-        """These blocks may come by a pull: what is to be told of them then is noted."""
-        for index in range(first, last):
-            self._note(sequence, index)
-            self._notes[sequence.hashes[index]].pulls += 1
+        """These blocks may come by a pull."""
+        self._notices.begin_pull(sequence, first, last)
 
     def end_pull(self, keys: Sequence[bytes]) -> None:
-        """What came of these is told, the rest is forgotten."""
+        """It has ended: what came is told."""
         self.flush()
-        for key in keys:
-            note = self._notes[key]
-            note.pulls -= 1
-            if note.is_idle:
-                del self._notes[key]
+        self._notices.end_pull(keys)
 
     def flush(self) -> None:
         """Let every rank tell what came and went."""
-        events = self.take_events()
+        events = self._notices.take()
         if events:
             for publish in self._listeners:
                 publish(events)
-
-    def take_events(self) -> list[BlockEvent]:
-        told: list[BlockEvent] = []
-        gone: list[bytes] = []
-        run: list[bytes] = []
-        tier = Tier.HOST
-        for event in self._changes(self.store.take_events()):
-            if isinstance(event, Gone):
-                self._tell(run, tier, told)
-                run = []
-                self._gone(event, told)
-                gone.append(event.key)
-                continue
-            for number, key in enumerate(event.keys):
-                note = self._notes.get(key)
-                if note is None or event.tier in note.tiers:
-                    continue
-                note.parent = event.keys[number - 1] if number else event.parent
-                is_next = bool(run) and run[-1] == note.parent and event.tier is tier
-                if not is_next or note.begins_region:
-                    self._tell(run, tier, told)
-                    run, tier = [], event.tier
-                run.append(key)
-                note.tiers.add(event.tier)
-        self._tell(run, tier, told)
-        for key in gone:  # only now: a block may have come again
-            note = self._notes.get(key)
-            if note is not None and note.is_idle:
-                del self._notes[key]
-        return told
-
-    def _changes(self, events: Sequence[StoreEvent]) -> Iterator[Added | Gone]:
-        """Where the store had to drop events, the difference to what was told so far."""
-        for event in events:
-            if isinstance(event, Added | Gone):
-                yield event
-                continue
-            resident = self.store.resident()
-            there = {(manifest.place.key, tier) for tier, manifest in resident}
-            for key, note in list(self._notes.items()):
-                lost = (tier for tier in sorted(note.tiers) if (key, tier) not in there)
-                yield from (Gone(key=key, tier=tier) for tier in lost)
-            yield from (_came(tier, manifest) for tier, manifest in resident)
-
-    def _gone(self, event: Gone, told: list[BlockEvent]) -> None:
-        note = self._notes.get(event.key)
-        if note is None or event.tier not in note.tiers:
-            return
-        note.tiers.remove(event.tier)
-        told.append(BlockRemoved(hash=event.key, tier=event.tier))
-
-    def _tell(self, run: list[bytes], tier: Tier, told: list[BlockEvent]) -> None:
-        if not run:
-            return
-        notes = [self._notes[key] for key in run]
-        tokens: array[int] = array("I")
-        for note in notes:
-            tokens.extend(note.tokens)
-        told.append(
-            RunStored(
-                hashes=tuple(run),
-                parent=notes[0].parent or None,
-                tokens=tokens,
-                block_tokens=self._block_tokens,
-                salt=notes[0].salt,
-                begins_region=notes[0].begins_region,
-                tier=tier,
-            )
-        )
-
-    def _note(self, sequence: KvSequence, index: int) -> bool:
-        """Whether there was none yet."""
-        key = sequence.hashes[index]
-        if key in self._notes:
-            return False
-        zone = sequence.zone_of(index)
-        start = index * self._block_tokens
-        self._notes[key] = _Note(
-            tokens=sequence.tokens[start : start + self._block_tokens],
-            salt=zone.salt,
-            begins_region=index > 0 and zone.first == index,
-        )
-        return True
 
 
 def place_of(sequence: KvSequence, index: int) -> Place:
@@ -453,14 +379,3 @@ def _stamps(blocks: Sequence[KvBlock]) -> Iterator[Stamp]:
     for owner, run in groupby(blocks, key=lambda block: block.manifest.owner):
         stamp = Stamp(ns=owner.ns, subjects=owner.subjects, epochs=owner.epochs)
         yield from (stamp for _ in run)
-
-
-def _came(tier: Tier, manifest: Manifest) -> Added:
-    place = manifest.place
-    return Added(
-        keys=(place.key,),
-        parent=place.parent,
-        first_index=place.index,
-        tier=tier,
-        owner=manifest.owner,
-    )
