@@ -77,6 +77,8 @@ class Planted(Enum):
     """Not even a greeting."""
     OTHER_LIFE = "other-life"
     OTHER_KEY = "other-key"
+    REFUSES_AS_WE = "refuses-as-we"
+    """Says that we have given up."""
     REFUSES_EARLY = "refuses-early"
     """Says that it has nothing, before it has proved who it is."""
 
@@ -171,6 +173,9 @@ class FaultySource:
         store = self._ends.source.store
         pins = store.pin(grant.ns, keys, until=FOREVER, is_verified=False)
         try:
+            if self._planted is Planted.REFUSES_AS_WE:
+                channel.send([encoded(Refused(reason=Reason.CLIENT))], FOREVER)
+                return
             self._announce(channel, list(pins.blocks), grant.nonce, pins.reason)
             self._send(channel, ring, list(pins.blocks))
         finally:
@@ -237,6 +242,8 @@ class FaultySource:
             if number == self._at:
                 # The other end asks its host after each chunk: it has seen all before this one.
                 wait_until(lambda: self._ends.host.asked > self._at)
+                if ring is not None:
+                    ring.put(slot, data)
                 head, data = self._spoil(channel, head, data, order)
             if ring is None:
                 channel.send([head.packed(), data], FOREVER)

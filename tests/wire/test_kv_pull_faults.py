@@ -52,6 +52,7 @@ BEFORE_ANY_CHUNK = {
     Planted.NO_MESSAGE: Reason.PROTOCOL,
     Planted.OTHER_LIFE: Reason.INCARNATION,
     Planted.OTHER_KEY: Reason.PROTOCOL,
+    Planted.REFUSES_AS_WE: Reason.PROTOCOL,
     Planted.REFUSES_EARLY: Reason.PROTOCOL,
 }
 

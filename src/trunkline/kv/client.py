@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -49,6 +50,7 @@ from trunkline.kv.wire import (
     opened_manifests,
     read_chunk_head,
     reply_decoder,
+    said_by_source,
 )
 from trunkline.ports.clock import Clock
 
@@ -202,7 +204,7 @@ class Puller:
         except Fault as fault:
             if not (connection.is_warm and fault.reason is Reason.LOST):
                 raise
-            # The peer closed it while it was idle, so that nobody has seen the grant.
+            # The peer closed it while it was idle. Had it seen the grant, it would refuse it now.
             connection = self.peers.connect(run.request.source, run.request.deadline, run.guard)
             announced = self._announced(run, connection)
         if isinstance(announced, Reason):
@@ -223,7 +225,7 @@ class Puller:
                 reply = channel.receive_message(reply_decoder, MAX_MESSAGE_BYTES, due, run.guard)
             run.setup_ms = self._clock.now() - run.began
             if isinstance(reply, Refused):
-                return reply.reason
+                return said_by_source(reply.reason)
             if not isinstance(reply, Manifests):
                 raise Fault(Reason.PROTOCOL)
             announced = opened_manifests(self._transfer_key, reply, grant.nonce)
@@ -232,7 +234,7 @@ class Puller:
             connection.close()
             raise
         if not announced.sizes:
-            return announced.rest or Reason.MISS
+            return said_by_source(announced.rest or Reason.MISS)
         return announced
 
     def _judge(self, announced: Announced, wanted: int) -> None:
@@ -285,7 +287,8 @@ class Puller:
                 self.peers.give_back(connection)
             else:
                 connection.close()
-            self._settle(run, staging, manifests, announced.rest, fault)
+            rest = announced.rest and said_by_source(announced.rest)
+            self._settle(run, staging, manifests, rest, fault)
 
     def _receive(
         self,
@@ -317,7 +320,8 @@ class Puller:
             else:
                 # Copied first: what is verified is what the source cannot change any more.
                 ring.copy_into(view, head.slot)
-                channel.send([CREDIT], arrival.due_at, run.guard)
+                with suppress(Fault):  # where nobody is there to take it, the next head says why
+                    channel.send([CREDIT], arrival.due_at, run.guard)
             self._verify(run, staging, manifests, wanted.block, chunk)
             now = self._clock.now()
             if arrival.is_late(now):

@@ -15,21 +15,21 @@ import hmac
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from trunkline.core.records import Instant
 from trunkline.core.transfer import (
-    KV_KEY_BYTES,
-    MAX_GRANT_BLOCKS,
     NONCE_BYTES,
     Grant,
     Reason,
     UsedGrants,
     read_grant,
 )
-from trunkline.kv.records import Block, Layout, Pins
+from trunkline.kv.loans import Loan, chunks
+from trunkline.kv.records import Layout, Pins
 from trunkline.kv.ring import CREDIT, SLOTS, Ring, is_supported
 from trunkline.kv.wire import (
     MAX_BUFFERS,
@@ -62,9 +62,8 @@ from trunkline.kv.wire import (
 from trunkline.ports.clock import Clock
 
 _ACCEPT_TICK_S = 0.5
-"""How often a listener looks whether it is to end, where the system does not wake it for that."""
-MAX_ANNOUNCED_BYTES = MAX_MESSAGE_BYTES // 2
-"""Digests in one answer; a pull of more gets its leading blocks."""
+"""How often a listener looks whether it is to end, should nothing wake it for that."""
+_ACCEPT_PAUSE_S = 0.05
 
 
 class Host(Protocol):
@@ -124,7 +123,7 @@ class ServerFigures:
     connections: int
     open_pulls: int
     refused_connections: int
-    """Beyond the bound."""
+    """Beyond the bound, or where the system had nothing for them."""
     pulls_served: int
     """To their last block."""
     bytes_out: int
@@ -166,7 +165,7 @@ class PullServer:
         self._bytes_out = 0
         self._ended: Counter[Reason] = Counter()
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
-        self._is_closing = False
+        self._closing = threading.Event()
         self.address: tuple[str, int] = ("", 0)
         """Host and port, once started."""
         self.local_address = ""
@@ -199,10 +198,10 @@ class PullServer:
     def close(self) -> None:
         """End connections and running pulls, and wait for their threads."""
         with self._lock:
-            self._is_closing = True
+            self._closing.set()
             connections = list(self._connections.items())
         for listener, _ in self._listeners:
-            interrupt(listener)
+            _wake(listener)
         for listener, thread in self._listeners:
             thread.join()
             listener.close()
@@ -224,24 +223,32 @@ class PullServer:
         while True:
             try:
                 connected, _ = listener.accept()
-            except OSError:
-                if self._is_closing:
-                    return
-                continue  # a tick, or a peer that has gone again
-            self._admit(connected)
+            except TimeoutError:
+                connected = None
+            except OSError:  # a peer that has gone again, or no file is left for it
+                connected = None
+                self._closing.wait(_ACCEPT_PAUSE_S)
+            if connected is not None:
+                self._admit(connected)
+            if self._closing.is_set():
+                return
 
     def _admit(self, connected: socket.socket) -> None:
         channel = Channel(connected, self._clock, tick_ms=self._options.tick_ms)
         with self._lock:
             is_room = len(self._connections) < self._options.max_connections
-            if is_room and not self._is_closing:
+            if is_room and not self._closing.is_set():
                 thread = threading.Thread(
                     target=self._serve, args=(channel,), name="kv-pull", daemon=True
                 )
                 self._connections[channel] = thread
-                thread.start()
-                return
-            self._refused_connections += not is_room
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread for it
+                    del self._connections[channel]
+                else:
+                    return
+            self._refused_connections += 1
         channel.close()
 
     def _serve(self, channel: Channel) -> None:
@@ -306,7 +313,7 @@ class PullServer:
             channel.send([encoded(Refused(reason=reason))], due, self._guard)
 
     def _guard(self) -> None:
-        if self._is_closing:
+        if self._closing.is_set():
             raise Fault(Reason.CLOSING)
 
     def _count_end(self, reason: Reason) -> None:
@@ -335,7 +342,7 @@ class PullServer:
             self._open_pulls += 1
         try:
             until = Instant(self._clock.now() + grant.deadline_ms - wall_ms)
-            return self._lend(channel, ring, _Loan(grant, request.keys, until, peer.worker))
+            return self._lend(channel, ring, Loan(grant, request.keys, until, peer.worker))
         finally:
             with self._lock:
                 self._open_pulls -= 1
@@ -356,7 +363,7 @@ class PullServer:
             return Reason.GRANT
         return self._host.fault(grant)
 
-    def _lend(self, channel: Channel, ring: Ring | None, loan: _Loan) -> Reason | None:
+    def _lend(self, channel: Channel, ring: Ring | None, loan: Loan) -> Reason | None:
         lease = Instant(min(loan.until, self._clock.now() + self._options.lease_ms))
         # What is read is compared by who receives it, against digests of when it was made.
         pins = self._store.pin(
@@ -364,66 +371,67 @@ class PullServer:
         )
         if not pins.blocks:
             return pins.reason or Reason.MISS
+        loan.take(pins)
         try:
-            self._send_run(channel, ring, loan, pins)
+            if not loan.blocks:
+                return loan.rest
+            self._send_run(channel, ring, loan)
         finally:
             self._store.unpin(pins.token)
         with self._lock:
             self._pulls_served += 1
         return None
 
-    def _send_run(self, channel: Channel, ring: Ring | None, loan: _Loan, pins: Pins) -> None:
+    def _send_run(self, channel: Channel, ring: Ring | None, loan: Loan) -> None:
         """The manifests and the bytes. Raises Fault; the connection is of no use after that."""
-        blocks, rest = _announceable(loan, pins)
         announced = Announced(
             nonce=loan.grant.nonce,
             layout=self._layout.digest,
             chunk_bytes=self._layout.chunk_bytes,
-            sizes=[block.manifest.size_bytes for block in blocks],
-            generations=[block.manifest.generation for block in blocks],
-            digests=b"".join(digest for block in blocks for digest in block.manifest.digests),
-            rest=rest,
+            sizes=[block.manifest.size_bytes for block in loan.blocks],
+            generations=[block.manifest.generation for block in loan.blocks],
+            digests=b"".join(digest for block in loan.blocks for digest in block.manifest.digests),
+            rest=loan.rest,
         )
         due = self._due(loan)
         channel.send([encoded(sealed_manifests(self._transfer_key, announced))], due, self._guard)
         try:
             if ring is None:
-                self._send_chunks(channel, loan, pins, blocks)
+                self._send_chunks(channel, loan)
             else:
-                self._lay_chunks(channel, ring, loan, pins, blocks)
+                self._lay_chunks(channel, ring, loan)
         except _Stopped as stopped:
-            channel.send([packed_stop(stopped.reason)], self._due(loan), self._guard)
+            due = Instant(self._clock.now() + self._options.stall_ms)
+            channel.send([packed_stop(stopped.reason)], due, self._guard)
             raise Fault(stopped.reason) from stopped
 
-    def _send_chunks(self, channel: Channel, loan: _Loan, pins: Pins, blocks: list[Block]) -> None:
+    def _send_chunks(self, channel: Channel, loan: Loan) -> None:
         buffers: list[bytes | memoryview] = []
         size = 0
-        for block, chunk, data in _chunks(blocks, self._layout):
+        for block, chunk, data in chunks(loan.blocks, self._layout):
             buffers.append(ChunkHead(ChunkKind.DATA, block, chunk, len(data)).packed())
             buffers.append(data)
             size += len(data)
             if size >= self._options.batch_bytes or len(buffers) >= MAX_BUFFERS:
-                self._hold_on(loan, pins)
+                self._hold_on(loan)
                 channel.send(buffers, self._due(loan), self._guard)
                 self._count_bytes(size)
                 buffers, size = [], 0
         if buffers:
-            self._hold_on(loan, pins)
+            self._hold_on(loan)
             channel.send(buffers, self._due(loan), self._guard)
             self._count_bytes(size)
 
-    def _lay_chunks(
-        self, channel: Channel, ring: Ring, loan: _Loan, pins: Pins, blocks: list[Block]
-    ) -> None:
+    def _lay_chunks(self, channel: Channel, ring: Ring, loan: Loan) -> None:
         """The same through the ring: a slot is used again when the peer has given it back."""
         credit = memoryview(bytearray(len(CREDIT)))
         owed = 0
         slot = 0
-        for block, chunk, data in _chunks(blocks, self._layout):
+        for block, chunk, data in chunks(loan.blocks, self._layout):
             if owed == SLOTS:
                 channel.receive_into(credit, self._due(loan), self._guard)
                 owed -= 1
-            self._hold_on(loan, pins)
+            self._hold_on(loan)
             ring.put(slot, data)
             head = ChunkHead(ChunkKind.SLOT, block, chunk, len(data), slot)
             channel.send([head.packed()], self._due(loan), self._guard)
@@ -433,25 +441,32 @@ class PullServer:
         for _ in range(owed):
             channel.receive_into(credit, self._due(loan), self._guard)
 
-    def _due(self, loan: _Loan) -> Instant:
+    def _due(self, loan: Loan) -> Instant:
         """Until when the next chunk must be gone."""
         return Instant(min(loan.until, self._clock.now() + self._options.stall_ms))
 
-    def _hold_on(self, loan: _Loan, pins: Pins) -> None:
+    def _hold_on(self, loan: Loan) -> None:
         """Renew the pin while bytes move. Raises _Stopped where nothing more may be sent."""
-        now = self._clock.now()
-        if now >= loan.until:
-            raise _Stopped(Reason.TIMEOUT)
         reason = self._host.fault(loan.grant)
         if reason is not None:
             raise _Stopped(reason)
+        now = self._clock.now()
+        if now >= loan.until:
+            raise _Stopped(Reason.TIMEOUT)
         until = Instant(min(loan.until, now + self._options.lease_ms))
-        if not self._store.renew(pins.token, until):
+        if not self._store.renew(loan.token, until):
             raise _Stopped(Reason.TOKEN)
 
     def _count_bytes(self, size: int) -> None:
         with self._lock:
             self._bytes_out += size
+
+
+def _wake(listener: socket.socket) -> None:
+    """Let its thread come out of `accept`: a shutdown does not, everywhere."""
+    with socket.socket(listener.family, socket.SOCK_STREAM) as visitor, suppress(OSError):
+        visitor.setblocking(False)
+        visitor.connect(listener.getsockname())
 
 
 class _Stopped(Exception):
@@ -460,37 +475,3 @@ class _Stopped(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.value)
         self.reason = reason
-
-
-class _Loan:
-    """One pull that was granted."""
-
-    __slots__ = ("grant", "keys", "peer", "until")
-
-    def __init__(self, grant: Grant, packed_keys: bytes, until: Instant, peer: str) -> None:
-        self.grant = grant
-        self.keys = [
-            packed_keys[at : at + KV_KEY_BYTES] for at in range(0, len(packed_keys), KV_KEY_BYTES)
-        ]
-        assert 1 <= len(self.keys) <= MAX_GRANT_BLOCKS
-        self.until = until
-        self.peer = peer
-
-
-def _announceable(loan: _Loan, pins: Pins) -> tuple[list[Block], Reason | None]:
-    """The leading blocks that go into one answer, each the one that the grant numbers so."""
-    size = 0
-    for number, block in enumerate(pins.blocks):
-        size += sum(len(digest) for digest in block.manifest.digests)
-        if block.manifest.place.index != loan.grant.first_block + number:
-            return list(pins.blocks[:number]), Reason.CHAIN
-        if size > MAX_ANNOUNCED_BYTES:
-            return list(pins.blocks[:number]), Reason.BUSY
-    return list(pins.blocks), pins.reason
-
-
-def _chunks(blocks: list[Block], layout: Layout) -> Iterator[tuple[int, int, memoryview]]:
-    """Number of the block, of its chunk, and the chunk."""
-    for number, block in enumerate(blocks):
-        for chunk, (begin, end) in enumerate(layout.spans):
-            yield number, chunk, block.data[begin:end]

@@ -19,6 +19,7 @@ next.
 
 from __future__ import annotations
 
+import hmac
 import os
 import socket
 import struct
@@ -76,6 +77,20 @@ class Identity:
     worker: str
     incarnation: str
     scheme: bytes
+
+
+_SOURCE_SAYS = frozenset(
+    {
+        *(Reason.MISS, Reason.LENGTH, Reason.DIGEST, Reason.NS, Reason.CHAIN, Reason.TIER),
+        *(Reason.LAYOUT, Reason.GRANT, Reason.INCARNATION, Reason.EPOCH, Reason.LEASE),
+        *(Reason.BUSY, Reason.PINS_FULL, Reason.TOKEN, Reason.TIMEOUT, Reason.FULL),
+    }
+)
+
+
+def said_by_source(reason: Reason) -> Reason:
+    """What a source may say of its blocks; whatever else it says is not for it to say."""
+    return reason if reason in _SOURCE_SAYS else Reason.PROTOCOL
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -178,7 +193,8 @@ def sealed_manifests(transfer_key: bytes, announced: Announced) -> Manifests:
 
 def opened_manifests(transfer_key: bytes, manifests: Manifests, nonce: bytes) -> Announced:
     """Raises Fault where they are not genuine, or answer another grant."""
-    if seal(transfer_key, b"manifest", manifests.body) != manifests.mac:
+    wanted = seal(transfer_key, b"manifest", manifests.body)
+    if not hmac.compare_digest(wanted, manifests.mac):
         raise Fault(Reason.PROTOCOL)
     try:
         announced = _announced_decoder.decode(manifests.body)
@@ -218,10 +234,9 @@ _STOP_NUMBERS = {
     Reason.EPOCH: 1,
     Reason.LEASE: 2,
     Reason.TIMEOUT: 3,
-    Reason.CLOSING: 4,
-    Reason.TOKEN: 5,
-    Reason.NS: 6,
-    Reason.TIER: 7,
+    Reason.TOKEN: 4,
+    Reason.NS: 5,
+    Reason.TIER: 6,
 }
 _STOPS = {number: reason for reason, number in _STOP_NUMBERS.items()}
 
