@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kv_desk import LAYOUT, SOON, Desk, chain, content, fill, manifests_at, owner, places_of
 from trunkline.core.transfer import Reason, kv_chain
-from trunkline.kv import Component, Layout
+from trunkline.kv import Component, Layout, Manifest, Place
+from trunkline.kv.disk import associated
 
 A = owner("a")
 
@@ -82,6 +83,11 @@ def test_d18_a_field_does_not_run_over_into_the_next_one() -> None:
         replace(LAYOUT, model="org_1", adapter="2345").digest
         != replace(LAYOUT, model="org_12345", adapter="").digest
     )
+    # Nor does one that contains the name of the next one.
+    assert (
+        replace(LAYOUT, model="1adapter2", adapter="3").digest
+        != replace(LAYOUT, model="1", adapter="2adapter3").digest
+    )
 
 
 def test_d17_blocks_of_another_layout_are_refused_before_a_byte_is_compared() -> None:
@@ -130,3 +136,31 @@ def test_d35_one_other_token_anywhere_changes_every_key_from_there_on(
     other = places_of(kv_chain("s", array("I", changed), 4))
     for index, (left, right) in enumerate(zip(one, other, strict=True)):
         assert (left.key == right.key) is (index < position // 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"owner": replace(A, ns=bytes(16))},
+        {"owner": replace(A, subjects=("fleet", "tenant/b"))},
+        {"owner": replace(A, epochs=(0, 1))},
+        {"place": Place(key=bytes(32), parent=bytes(32), index=0)},
+        {"place": Place(key=b"k" * 32, parent=b"p" * 32, index=0)},
+        {"place": Place(key=b"k" * 32, parent=bytes(32), index=1)},
+        {"layout_digest": bytes(16)},
+    ],
+)
+def test_a_sealed_block_is_bound_to_everything_that_says_which_one_it_is(
+    change: dict[str, object],
+) -> None:
+    manifest = Manifest(
+        place=Place(key=b"k" * 32, parent=bytes(32), index=0),
+        owner=A,
+        generation=1,
+        layout_digest=LAYOUT.digest,
+        chunk_bytes=64,
+        digests=(),
+        size_bytes=256,
+    )
+    assert associated(replace(manifest, **change)) != associated(manifest)  # type: ignore[arg-type]
+    assert associated(replace(manifest, generation=2)) == associated(manifest)

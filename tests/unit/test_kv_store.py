@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kv_desk import (
+    LAYOUT,
     SIZE,
     SOON,
     Desk,
@@ -19,6 +20,9 @@ from kv_desk import (
 from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason
 from trunkline.kv import Kept, Place
+from trunkline.kv.admission import manifest_of
+from trunkline.kv.arena import Slot
+from trunkline.kv.digests import digests_of
 from trunkline.kv.news import News
 from trunkline.kv.records import Added, Gone, Overflowed
 
@@ -266,3 +270,41 @@ def test_nothing_is_reused_or_kept_without_the_hosts_lease() -> None:
     assert (published.count, published.reason) == (0, Reason.LEASE)
     desk.judge.has_lease = True
     assert desk.hits(places, A) == 1
+
+
+def test_what_left_the_index_while_it_was_pinned_is_wiped_by_a_later_revocation() -> None:
+    desk = Desk()
+    places = chain(A, 0, 2)
+    desk.put(places, A)
+    pins = desk.pin(places, A)
+    entry = desk.store._catalogue.find(places[0].key)
+    assert entry is not None
+    assert entry.slot is not None
+    entry.slot.view[0] ^= 1
+    assert desk.pin(places, A).reason is Reason.DIGEST
+    erasure = desk.store.condemn(lambda whose: whose == A)
+    assert erasure.condemned_blocks == 2
+    desk.store.unpin(pins.token)
+    assert not erasure.is_done
+    assert desk.store.erase(8) == 2
+    assert erasure.is_done
+    assert not any(any(block.data) for block in pins.blocks)
+
+
+def test_a_block_that_is_being_written_when_its_owner_is_revoked_does_not_come_in() -> None:
+    desk = Desk()
+    (place,) = chain(A, 0, 1)
+    admission = desk.store._admission
+    slot = admission.reserve(place, A)
+    assert isinstance(slot, Slot)
+    slot.view[:] = content(place)
+    erasure = desk.store.condemn(lambda whose: whose == A)
+    digests = digests_of(slot.view, LAYOUT)
+    written = manifest_of(LAYOUT, place, A, slot, digests)
+    assert admission.settle(written, slot, saved_ms=0.0, copies=0) is Reason.EPOCH
+    assert desk.pin([place], A).reason is Reason.MISS
+    assert not erasure.is_done
+    assert desk.store.erase(8) == 1
+    assert erasure.is_done
+    assert not any(slot.view)
+    desk.check_sums()

@@ -57,6 +57,9 @@ class PinTable:
         self._ends.add(token, until)
         return token
 
+    def is_live(self, token: bytes) -> bool:
+        return token in self._pins
+
     def merge(self, token: bytes, other: bytes) -> bool:
         """Hold two runs under the first token; False where that ran out, and the other is given
         back.

@@ -216,7 +216,7 @@ class BlockStore:
         if is_verified and entries:
             whole, damage = self._whole(entries)
             if damage is not None:
-                token, reason = self._shorten(token, entries[whole][0], whole), damage
+                token, reason = self._shorten(token, entries[whole][0], whole, damage)
                 entries = entries[:whole] if token else []
         blocks = tuple(
             Block(manifest=entry.manifest, data=slot.view.toreadonly()) for entry, slot in entries
@@ -268,13 +268,19 @@ class BlockStore:
                 return count, reason
         return len(entries), None
 
-    def _shorten(self, token: bytes, damaged: Entry, whole: int) -> bytes:
-        """The block behind the whole ones is damaged: nobody shall meet it again."""
+    def _shorten(
+        self, token: bytes, damaged: Entry, whole: int, damage: Reason
+    ) -> tuple[bytes, Reason]:
+        """The block behind the whole ones is damaged: nobody shall meet it again. Unless the lease
+        ran out meanwhile: then the memory may have been another block's.
+        """
         with self._lock:
+            if not self._pins.is_live(token):
+                return b"", Reason.TOKEN
             self._counters.spoilt += 1
             if damaged.is_reachable:
                 self._catalogue.detach(damaged)
-            return token if self._pins.shorten(token, whole) else b""
+            return (token if self._pins.shorten(token, whole) else b""), damage
 
     def unpin(self, token: bytes) -> bool:
         """Give a run back; False, and counted, where it was given back or ran out before."""
