@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from array import array
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from worker_tenants import BLOCK, BLOCK_BYTES, EPOCHS, NS, SUBJECTS, Store, ticket, tokens
 
-from trunkline.core.records import Tier
+from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason as KvReason
 from trunkline.kv.records import Owner
 from trunkline.ports.publisher import BlockEvent, BlockRemoved, RunStored
 from trunkline.worker import fence
 from trunkline.worker.blocks import KvSequence, Stamp, Terms
+from trunkline.worker.lifting import MAX_LIFTS, Lifts
+from trunkline.worker.pulls import PullCall
 from trunkline.worker.requests import Region
+from trunkline.worker.tiers import HostTier
 
 PROMPT = tokens(4 * BLOCK + 6)
 OTHER_NS = b"o" * 16
@@ -291,6 +297,67 @@ def test_what_was_never_kept_is_never_told() -> None:
     store.behind.end_pull(sequence.hashes)
     assert _host_events(store) == []
     assert len(store.behind._notices) == 0
+
+
+def test_what_left_is_remembered_for_a_while_in_case_it_turns_up_on_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trunkline.worker.notices.MAX_LATE", 6)
+    notices = store.behind._notices
+    for turn in range(40):
+        store.run(tokens(2 * BLOCK + 1, first=1_000 + 40 * turn), ticket())
+        notices.take()
+    assert store.behind.store.figures().evicted > 6
+    assert len(notices) == 32 + 6
+
+
+# --- the disk ---
+
+
+class _StuckDisk:
+    """What `Lifts` needs of a tier, with a disk that does not answer before it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.is_full = threading.Event()
+        self.asked = 0
+
+    def goes_on_below(self, sequence: KvSequence, first: int, limit: int) -> bool:
+        return True
+
+    def bring_up(self, sequence: KvSequence, first: int, limit: int, until: Instant) -> int:
+        self.asked += 1
+        if self.asked == MAX_LIFTS:
+            self.is_full.set()
+        self.answers.wait()
+        return 2
+
+    def flush(self) -> None:
+        pass
+
+
+def test_no_more_requests_wait_for_the_disk_than_may(store: Store) -> None:
+    async def scenario() -> None:
+        disk = _StuckDisk()
+        tier = cast("HostTier", disk)  # three of its methods are all that is asked
+        lifts = Lifts(tier, clock=store, load_ms=lambda tokens: 0.0, block_tokens=BLOCK)
+        terms = Terms(ticket=ticket())
+        calls = [PullCall(None) for _ in range(MAX_LIFTS + 1)]
+        waiting = [
+            asyncio.create_task(lifts.lift(call, store.cache, PROMPT, "salt", terms))
+            for call in calls[:-1]
+        ]
+        await asyncio.to_thread(disk.is_full.wait)
+        assert not lifts.is_wanted(store.cache, PROMPT, "salt", terms)
+        await lifts.lift(calls[-1], store.cache, PROMPT, "salt", terms)  # does not wait
+        disk.answers.set()
+        await asyncio.gather(*waiting)
+        assert [call.lifted_tokens for call in calls] == [2 * BLOCK] * MAX_LIFTS + [0]
+        assert lifts.is_wanted(store.cache, PROMPT, "salt", terms)
+        assert not lifts.is_wanted(store.cache, PROMPT, "salt", Terms())
+        lifts.close()
+
+    asyncio.run(scenario())
 
 
 # --- quotas and public prefixes ---

@@ -37,6 +37,7 @@ _ASK_MS = 10_000.0
 _COMPLAINS = "trunkline: "
 _SERVED = "trunkline_requests_total"
 _COMPUTED = "vllm:prompt_tokens_by_source_total"
+_PULLED = "trunkline:pull_bytes_total"
 
 
 class StartFailed(GatewayError):
@@ -176,6 +177,7 @@ class ProcessFleet:
         self._fetch = fetch
         self._token_bytes = token_bytes
         self._before: dict[str, float] = {}
+        self._moved_before = 0.0
 
     async def wait_ready(self, count: int) -> None:
         """Until so many workers may be chosen. Raises StartFailed."""
@@ -186,7 +188,7 @@ class ProcessFleet:
             listed: list[dict[str, Any]] = json.loads(body)["workers"] if status == 200 else []
             ready = sum(1 for worker in listed if worker["state"] == "ready")
             if ready >= count:
-                self._before = await self._computed_tokens()
+                self._before, self._moved_before = await self._work()
                 return
             await asyncio.sleep(0.1)
         raise StartFailed(f"{ready} of {count} workers are ready after {READY_TIMEOUT_S:.0f} s")
@@ -194,7 +196,7 @@ class ProcessFleet:
     async def counters(self) -> FleetCounters:
         """The gateway's own figures, and the tokens each worker computed in this run."""
         _, metrics = await self._ask(self.admin_url, "/metrics")
-        computed = await self._computed_tokens()
+        computed, moved_bytes = await self._work()
         work = {name: tokens - self._before.get(name, 0.0) for name, tokens in computed.items()}
         told = counters_from_metrics(metrics.decode())
         return replace(
@@ -202,7 +204,7 @@ class ProcessFleet:
             worker_work=work,
             gateway_memory_bytes=resident_bytes(self._gateway.process.pid),
             kv_memory_bytes=await self._kv_bytes(),
-            transfer_bytes=0,  # no worker can pull yet
+            transfer_bytes=round(moved_bytes - self._moved_before),
         )
 
     async def served_requests(self) -> int | None:
@@ -227,19 +229,21 @@ class ProcessFleet:
         )
         return tokens * self._token_bytes
 
-    async def _computed_tokens(self) -> dict[str, float]:
+    async def _work(self) -> tuple[dict[str, float], float]:
+        """Tokens that each worker computed so far, and KV bytes that they pulled."""
         pages = await asyncio.gather(
             *(self._ask(worker.ready["url"], "/metrics") for worker in self._workers)
         )
         computed: dict[str, float] = {}
+        moved_bytes = 0.0
         for worker, (_, page) in zip(self._workers, pages, strict=True):
-            samples = parse_metrics(page.decode())
-            computed[worker.name] = sum(
-                sample.value
-                for sample in samples
-                if sample.name == _COMPUTED and sample.label("source") == "local_compute"
-            )
-        return computed
+            computed[worker.name] = 0.0
+            for sample in parse_metrics(page.decode()):
+                if sample.name == _COMPUTED and sample.label("source") == "local_compute":
+                    computed[worker.name] += sample.value
+                elif sample.name == _PULLED and sample.label("direction") == "in":
+                    moved_bytes += sample.value
+        return computed, moved_bytes
 
     async def _ask(self, url: str, path: str) -> tuple[int, bytes]:
         return await self._fetch(endpoint_of(url), "GET", path, timeout_ms=_ASK_MS)

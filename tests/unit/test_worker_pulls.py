@@ -1,0 +1,322 @@
+"""Pulls of the simulated worker without sockets: orders, the modelled link, queue and times."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, VOCAB, Store, ticket, tokens
+
+from trunkline.core.profiles import Profile, Scheduling
+from trunkline.core.records import Instant
+from trunkline.core.transfer import Grant, PullEnd, Reason, keys_digest
+from trunkline.worker.blocks import KvSequence, Terms
+from trunkline.worker.jobs import Failure, Job, Jobs, QueueFull
+from trunkline.worker.link import Link
+from trunkline.worker.options import AgentSwitch, WorkerOptions
+from trunkline.worker.pulls import (
+    HEADER,
+    MAX_HEADER_BYTES,
+    PullCall,
+    Pulled,
+    PullOrder,
+    _misfit,
+    order_from,
+)
+from trunkline.worker.requests import BadRequest, Region
+from trunkline.worker.schedule import make_schedule
+
+PROMPT = tokens(4 * BLOCK + 6)
+PUBLIC_NS = b"p" * 16
+ORDER = PullOrder(grant="abc", host="h", port=1, local="", source="w")
+
+
+# --- orders ---
+
+
+def _order(**changes: Any) -> list[tuple[bytes, bytes]]:
+    words = {"grant": "abc", "host": "::1", "port": 80, "local": "", "source": "w:1"}
+    return [(HEADER, json.dumps(words | changes).encode())]
+
+
+def test_an_order_is_read_and_none_is_none() -> None:
+    assert order_from([(b"accept", b"*/*")]) is None
+    order = order_from(_order(local="trunkline-kv-1"))
+    assert order == PullOrder(
+        grant="abc", host="::1", port=80, local="trunkline-kv-1", source="w:1"
+    )
+    assert "abc" not in repr(order)
+
+
+def test_an_order_has_4_kib_at_most() -> None:
+    rest = len(_order(grant="")[0][1])
+    assert order_from(_order(grant="a" * (MAX_HEADER_BYTES - rest))) is not None
+    with pytest.raises(BadRequest, match="at most 4096 are taken"):
+        order_from(_order(grant="a" * (MAX_HEADER_BYTES - rest + 1)))
+
+
+# --- what a grant must fit ---
+
+
+def _grant(sequence: KvSequence, first: int, last: int, **changes: Any) -> Grant:
+    made: dict[str, Any] = {
+        "source": "s",
+        "source_incarnation": "1",
+        "destination": "d",
+        "destination_incarnation": "2",
+        "ns": NS,
+        "subjects": SUBJECTS,
+        "epochs": EPOCHS,
+        "rev": 9,
+        "layout": bytes(16),
+        "first_block": first,
+        "block_count": last - first,
+        "keys": keys_digest(b"".join(sequence.hashes[first:last])),
+        "max_bytes": 1 << 20,
+        "deadline_ms": 1,
+        "nonce": bytes(16),
+    }
+    return Grant(**made | changes)
+
+
+def _sketch(*regions: Region, tags: tuple[bytes, ...] = ()) -> KvSequence:
+    store = Store()
+    store.lease()
+    return store.cache.sketch(PROMPT, "salt", Terms(ticket=ticket(regions=tags), regions=regions))
+
+
+def _without(kind: str) -> dict[str, Any]:
+    pairs = [pair for pair in zip(SUBJECTS, EPOCHS, strict=True) if not pair[0].startswith(kind)]
+    return {"subjects": tuple(s for s, _ in pairs), "epochs": tuple(e for _, e in pairs)}
+
+
+def test_a_grant_of_the_callers_blocks_stands_on_all_that_the_ticket_stands_on() -> None:
+    sequence = _sketch()
+    assert _misfit(_grant(sequence, 0, 4), sequence) is None
+    assert _misfit(_grant(sequence, 1, 3), sequence) is None
+    assert _misfit(_grant(sequence, 0, 4, **_without("public")), sequence) is None
+    assert _misfit(_grant(sequence, 0, 4, **_without("user")), sequence) is Reason.GRANT
+    raised = (EPOCHS[0] + 1, *EPOCHS[1:])
+    assert _misfit(_grant(sequence, 0, 4, epochs=raised), sequence) is Reason.GRANT
+
+
+def test_a_grant_of_a_public_beginning_stands_on_its_part_of_the_ticket() -> None:
+    sequence = _sketch(Region(blocks=2, salt="public"), tags=(PUBLIC_NS,))
+    own = {"subjects": ("fleet", "public/p", "model/m"), "epochs": (1, 6, 7)}
+    assert _misfit(_grant(sequence, 0, 2, ns=PUBLIC_NS, **own), sequence) is None
+    less = {"subjects": ("fleet", "model/m"), "epochs": (1, 7)}
+    assert _misfit(_grant(sequence, 0, 2, ns=PUBLIC_NS, **less), sequence) is Reason.GRANT
+    assert _misfit(_grant(sequence, 0, 3, ns=PUBLIC_NS, **own), sequence) is Reason.NS
+    assert _misfit(_grant(sequence, 2, 4, ns=PUBLIC_NS, **own), sequence) is Reason.NS
+    assert _misfit(_grant(sequence, 2, 4), sequence) is None
+
+
+def test_a_grant_for_more_than_the_prompt_has_does_not_fit() -> None:
+    sequence = _sketch()
+    longer = replace(_grant(sequence, 0, 4), block_count=5)
+    assert _misfit(longer, sequence) is Reason.GRANT
+
+
+# --- the link ---
+
+
+def test_transfers_on_a_link_go_one_after_another() -> None:
+    link = Link(0.5)
+    assert link.book(100, Instant(1_000)) == (1_000, 1_050)
+    assert link.book(100, Instant(1_010)) == (1_050, 1_100)
+    assert link.book(10, Instant(2_000)) == (2_000, 2_005)
+
+
+# --- the queue ---
+
+
+class Bench:
+    """Jobs over a cache with host memory behind it, driven by hand."""
+
+    def __init__(self, scheduling: Scheduling = Scheduling.FIFO, max_waiting: int = 4) -> None:
+        self.store = Store(capacity=32, host=64)
+        self.store.lease()
+        # 64 tokens of 1 MiB take 100 ms from host memory at 0.625 GiB/s.
+        profile = Profile(
+            name="bench",
+            prefill_fixed_ms=5,
+            prefill_token_ms=1,
+            prefill_context_ms=0,
+            decode_token_ms=10,
+            kv_bytes_per_token=1 << 20,
+            max_batch_tokens=64,
+            scheduling=scheduling,
+            source="made up for this test",
+            host_gib_per_s=0.625,
+        )
+        self.jobs = Jobs(
+            self.store.cache,
+            vocab_size=VOCAB,
+            max_running=1,
+            max_waiting=max_waiting,
+            observe=lambda job: None,
+            publish=lambda events: None,
+        )
+        self.schedule = make_schedule(profile, self.jobs, time_factor=1.0)
+        self.now = 0.0
+
+    def job(self, prompt: array[int] = PROMPT, call: PullCall | None = None) -> Job:
+        terms = Terms(ticket=ticket())
+        job = Job(
+            prompt=prompt,
+            salt="salt",
+            wanted_tokens=1,
+            arrived_at=self.now,
+            terms=terms,
+            call=call,
+        )
+        self.jobs.add(job)
+        return job
+
+    def run(self) -> None:
+        self.schedule.start(self.now)
+        while (due := self.schedule.due()) is not None:
+            self.now = due
+            self.schedule.run(self.now + 1e-9)
+            self.schedule.start(self.now)
+
+
+@pytest.mark.parametrize("scheduling", list(Scheduling))
+def test_what_comes_from_host_memory_costs_its_copy(scheduling: Scheduling) -> None:
+    bench = Bench(scheduling)
+    bench.job()
+    bench.run()
+    bench.store.crowd_out()
+    bench.store.crowd_out()
+    began, again = bench.now, bench.job()
+    bench.run()
+    assert (again.cached_tokens, again.loaded_tokens) == (64, 64)
+    assert bench.now - began == pytest.approx(0.100 + 0.005 + 0.006)
+    on_device = bench.job()
+    began = bench.now
+    bench.run()
+    assert (on_device.cached_tokens, on_device.loaded_tokens) == (64, 0)
+    assert bench.now - began == pytest.approx(0.005 + 0.006)
+    assert (bench.jobs.totals.hit, bench.jobs.totals.loaded) == (128, 64)
+
+
+def test_a_job_waits_for_its_pull_while_others_run_and_then_has_the_place_it_came_for() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        pulling = bench.job(tokens(40, first=900), PullCall(ORDER))
+        bench.now = 0.001
+        running = bench.job(tokens(40, first=1_200))
+        bench.schedule.start(bench.now)
+        bench.now = 0.002
+        waiting = bench.job(tokens(40, first=1_500))
+        assert running in bench.jobs.running
+        assert list(bench.jobs.waiting) == [waiting]
+        bench.jobs.pulled(pulling)
+        assert list(bench.jobs.waiting) == [pulling, waiting]
+        assert not bench.jobs.pulling
+        bench.run()
+        assert all(job.is_over for job in (pulling, running, waiting))
+        assert pulling.first_token_at < waiting.first_token_at
+
+    asyncio.run(scenario())
+
+
+def test_jobs_that_pull_count_for_the_bound_of_the_queue() -> None:
+    async def scenario() -> None:
+        bench = Bench(max_waiting=2)
+        bench.job(call=PullCall(ORDER))
+        bench.job(call=PullCall(ORDER))
+        with pytest.raises(QueueFull, match="2 requests wait"):
+            bench.job()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_a_job_that_is_over_ends_its_pull_and_is_not_queued_by_it(is_failed: bool) -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        call = PullCall(ORDER)
+        job = bench.job(call=call)
+        if is_failed:
+            bench.jobs.fail(job, Failure(status=500, message="revoked"))
+        else:
+            bench.jobs.abort(job)
+        assert call.cancelled.is_cancelled
+        assert job.is_over
+        await call.pause(60_000)  # ends at once
+        bench.jobs.pulled(job)
+        assert not bench.jobs.waiting
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("first_block", "blocks", "lifted", "expected"),
+    [(0, 4, 0, (64, 0)), (2, 1, 0, (16, 0)), (3, 9, 0, (16, 0)), (0, 0, 48, (0, 48))],
+)
+def test_avoided_tokens_are_counted_by_where_they_came_from(
+    first_block: int, blocks: int, lifted: int, expected: tuple[int, int]
+) -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.job()
+        bench.run()
+        bench.store.crowd_out()
+        bench.store.crowd_out()
+        call = PullCall(ORDER)
+        job = bench.job(call=call)
+        call.lifted_tokens = lifted
+        call.pulled = Pulled(
+            end=PullEnd.PUBLISHED,
+            reason=None,
+            first_block=first_block,
+            blocks=blocks,
+            tokens=blocks * BLOCK,
+        )
+        bench.jobs.pulled(job)
+        bench.run()
+        totals = bench.jobs.totals
+        assert totals.loaded == 64
+        assert (totals.pulled, totals.lifted) == expected
+
+    asyncio.run(scenario())
+
+
+def test_what_became_of_a_pull_is_told_as_json() -> None:
+    pulled = Pulled(
+        end=PullEnd.REJECTED, reason=Reason.DIGEST, blocks=2, tokens=32, bytes=64, ms=1.23456
+    )
+    assert json.loads(pulled.told()) == {
+        "end": "rejected",
+        "reason": "digest",
+        "blocks": 2,
+        "tokens": 32,
+        "bytes": 64,
+        "ms": 1.235,
+    }
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"transfer_key_file": "k"}, "transfer_key_file needs host_blocks"),
+        ({"host_blocks": 1, "agent": AgentSwitch.OFF}, "host_blocks needs the agent"),
+        ({"host_blocks": 1, "disk_blocks": 1}, "disk_blocks and disk_dir go together"),
+        ({"host_blocks": 1, "disk_dir": "d"}, "disk_blocks and disk_dir go together"),
+        ({"disk_blocks": 1, "disk_dir": "d"}, "disk_blocks needs host_blocks"),
+        ({"eviction": "x"}, "eviction 'x' is not one of lru"),
+        ({"link_gbit": 0}, "link_gbit is 0, allowed are 0.001 to 10000"),
+        ({"pull_patience_ms": 0}, "pull_patience_ms is 0, allowed are 1 to 600000"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WorkerOptions(**wrong)
