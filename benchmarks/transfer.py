@@ -1,6 +1,6 @@
 """How fast KV blocks are pulled on one machine, verification included, beside bare copies.
 
-    python benchmarks/transfer.py [--rounds 15] [--block-mib 8] [--blocks 8] [--mooncake] [--json]
+    python benchmarks/transfer.py [--rounds 31] [--block-mib 8] [--blocks 8] [--mooncake] [--json]
 
 A source in a process of its own has 8 blocks of 8 MiB; this process pulls them in chunks of 1 MiB,
 every chunk with its digest compared, blocks published. Beside it, with a process of its own as
@@ -304,6 +304,7 @@ def serve_mooncake(size: int) -> None:
 
 
 def _mooncake_engine(size: int) -> tuple[Any, int]:
+    os.environ["MC_TCP_BIND_ADDRESS"] = "127.0.0.1"  # it listens on every interface otherwise
     from mooncake.engine import TransferEngine  # pyright: ignore[reportMissingImports]
 
     engine: Any = TransferEngine()  # no type hints
@@ -431,7 +432,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--block-mib", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--mooncake", action="store_true", help="beside its engine over tcp")

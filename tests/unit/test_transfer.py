@@ -219,6 +219,31 @@ def test_used_grants_are_bounded_and_the_bound_refuses_instead_of_forgetting() -
     assert len(used) == 1
 
 
+@settings(max_examples=100)
+@given(
+    uses=st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 8), st.integers(0, 3)), max_size=40)
+)
+def test_used_grants_are_as_a_list_of_all_uses_says(uses: list[tuple[int, int, int]]) -> None:
+    """(nonce, seconds until it ends, seconds that went by before)."""
+    used = UsedGrants(3)
+    naive: list[tuple[int, int]] = []
+    now_ms = NOW_MS
+    for nonce, life_s, pause_s in uses:
+        now_ms += 1_000 * pause_s
+        ends_ms = now_ms + 1_000 * life_s
+        naive = [one for one in naive if one[1] > now_ms]
+        if life_s <= 0 or nonce in [one[0] for one in naive]:
+            wanted: Reason | None = Reason.GRANT
+        elif len(naive) == 3:
+            wanted = Reason.BUSY
+        else:
+            wanted = None
+            naive.append((nonce, ends_ms))
+        found = used.use(grant(nonce=bytes([nonce]) * 16, deadline_ms=ends_ms), now_ms)
+        assert found is wanted
+        assert len(used) == len(naive)
+
+
 # -- arrival ---------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import pytest
 from faulty_source import Planted, serving
 from pull_desk import STALL_MS, Ends
 
+from kv_desk import LAYOUT
 from trunkline.core.records import Instant
 from trunkline.core.transfer import PullEnd, Reason
 from trunkline.kv.pulls import PullResult
@@ -73,6 +74,9 @@ def test_a_fault_at_any_chunk_leaves_the_verified_whole_blocks_before_it_and_no_
     for at in BOUNDARIES:
         result = pulled(planted, at, is_local=is_local)
         assert result.reason is AT_A_CHUNK[planted]
+        # It ends at this chunk and not behind it; before the first one there is none to repeat.
+        right_chunks = at or int(planted is Planted.DUPLICATE)
+        assert result.bytes == right_chunks * LAYOUT.chunk_bytes
         whole = at // CHUNKS_A_BLOCK
         if planted is Planted.STOP:
             whole = 0  # what is revoked is not kept, verified or not
