@@ -254,6 +254,21 @@ def test_a_lease_is_cut_at_ten_minutes() -> None:
     assert desk.store.publish(staging.token, []).reason is Reason.TOKEN
 
 
+def test_a_lease_that_ran_out_while_bytes_were_compared_accuses_no_block() -> None:
+    """The memory may have been another block's by then."""
+    desk = Desk()
+    places = chain(A, 0, 1)
+    desk.put(places, A)
+    pins = desk.pin(places, A)
+    entry = desk.store._catalogue.find(places[0].key)
+    assert entry is not None
+    desk.store.unpin(pins.token)
+    shortened = desk.store._shorten(pins.token, entry, 0, Reason.DIGEST)
+    assert shortened == (b"", Reason.TOKEN)
+    assert desk.store.figures().spoilt == 0
+    assert desk.hits(places, A) == 1
+
+
 def test_nothing_is_reused_or_kept_without_the_hosts_lease() -> None:
     desk = Desk()
     places = chain(A, 0, 2)
