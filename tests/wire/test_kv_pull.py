@@ -342,7 +342,7 @@ def test_a_pull_that_is_given_up_before_a_block_is_whole_is_cancelled() -> None:
         assert outcome(result) == (PullEnd.CANCELLED, Reason.GIVEN_UP, 0)
 
 
-def test_an_error_of_who_asked_leaves_nothing_staged() -> None:
+def test_d07_an_error_of_who_asked_leaves_nothing_staged() -> None:
     def fail(blocks: int) -> None:
         raise ValueError(blocks)
 

@@ -11,7 +11,7 @@ from pull_desk import KEY, PULLER, SERVER, Ends, Host, identity, running, wait_u
 from kv_desk import LAYOUT, owner
 from trunkline.core.records import Instant
 from trunkline.core.transfer import PullEnd, Reason, hash_scheme, keys_digest
-from trunkline.kv.pulls import PullResult
+from trunkline.kv.pulls import Cancel, PullResult
 from trunkline.kv.server import PullServer
 
 TRANSPORTS = pytest.mark.parametrize("is_local", [False, True], ids=["tcp", "shared-memory"])
@@ -82,7 +82,7 @@ def test_no_more_connections_stay_warm_in_all_than_may() -> None:
         assert ends.puller.peers.idle_count == 2
 
 
-def test_d30_connections_of_an_earlier_life_are_closed_and_its_grants_refused() -> None:
+def test_d04_d30_connections_of_an_earlier_life_are_closed_and_its_grants_refused() -> None:
     with running(Ends()) as ends:
         ends.pull()
         old = ends.request()
@@ -184,3 +184,31 @@ def test_a_pull_over_its_deadline_would_show() -> None:
         ends.pull()
     assert seen == [1]
     assert ends.puller.figures.overdue_pulls == 0
+
+
+@pytest.mark.parametrize("is_first_cancelled", [False, True])
+def test_d08_two_pulls_of_the_same_blocks_do_not_complete_each_other(
+    is_first_cancelled: bool,
+) -> None:
+    """The second runs whole while the first has one block. Each publishes its own bytes."""
+    ends = Ends()
+    cancel = Cancel()
+    inner: list[PullResult] = []
+
+    def pull_again(blocks: int) -> None:
+        if blocks == 1:
+            inner.append(ends.puller.pull(ends.request()))
+            if is_first_cancelled:
+                cancel.cancel()
+
+    with running(ends):
+        result = ends.puller.pull(ends.request(on_progress=pull_again), cancel)
+        assert outcome(inner[0]) == (PullEnd.PUBLISHED, None, 3)
+        if is_first_cancelled:
+            assert outcome(result) == (PullEnd.CANCELLED, Reason.CLIENT, 0)
+        else:
+            assert outcome(result) == (PullEnd.PUBLISHED, None, 3)
+        assert ends.destination.hits(ends.places, ends.whose) == 3
+        assert ends.destination.alarms == []
+        assert ends.destination.staged_bytes() == 0
+        ends.settled()
