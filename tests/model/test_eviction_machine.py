@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trunkline.core.eviction import Policy, make_evictor
+from trunkline.core.eviction import Evictor, Policy, make_evictor, order_makers
+from trunkline.core.residents import Residents
 
 KEYS = [bytes([number]) for number in range(16)]
 ROOT = b"root"
@@ -42,7 +43,7 @@ class EvictorMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.evictor = make_evictor(self.policy.value, capacity_bytes=6, copied_worth=0.5)
+        self.evictor: Evictor = make_evictor(self.policy.value, capacity_bytes=6, copied_worth=0.5)
         self.known: dict[bytes, Known] = {}
         self.now = 0
 
@@ -130,5 +131,51 @@ class LruMachine(EvictorMachine):
             assert len(equals) == 1 or self.known[victim].copies
 
 
+class S3FifoMachine(EvictorMachine):
+    policy = Policy.S3FIFO
+
+
+class WTinyLfuMachine(EvictorMachine):
+    policy = Policy.WTINYLFU
+
+
+class GdsfMachine(EvictorMachine):
+    policy = Policy.GDSF
+
+
+class ReuseMachine(EvictorMachine):
+    policy = Policy.REUSE
+
+
+class TournamentMachine(EvictorMachine):
+    policy = Policy.TOURNAMENT
+
+
+class ReorderMachine(EvictorMachine):
+    """The order is exchanged for another one at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.makers = order_makers(0.5)
+        self.residents = Residents(self.makers[Policy.LRU](6))
+        self.evictor = self.residents
+
+    @rule(policy=st.sampled_from(sorted(set(Policy) - {Policy.TOURNAMENT}, key=str)))
+    def reorder(self, policy: Policy) -> None:
+        self.residents.reorder(self.makers[policy](6))
+        assert all(key in self.residents for key in self.known)
+        assert len(self.residents) == len(self.known)
+
+
+STEPS = settings(max_examples=60, stateful_step_count=60)
 TestLru = LruMachine.TestCase
-TestLru.settings = settings(max_examples=100, stateful_step_count=60)
+TestS3Fifo = S3FifoMachine.TestCase
+TestWTinyLfu = WTinyLfuMachine.TestCase
+TestGdsf = GdsfMachine.TestCase
+TestReuse = ReuseMachine.TestCase
+TestTournament = TournamentMachine.TestCase
+TestReorder = ReorderMachine.TestCase
+for case in (
+    *(TestLru, TestS3Fifo, TestWTinyLfu, TestGdsf, TestReuse, TestTournament, TestReorder),
+):
+    case.settings = STEPS

@@ -5,17 +5,20 @@ number of uses. A block of which another worker has a live copy is worth only wh
 over computing it, so of two that are used alike the copied one goes first.
 
 Must never: name a block that is held or has blocks after it, or read a clock. Read `residents.py`
-next.
+next; docs/eviction.md has the policies and their figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
+from trunkline.core.frequency import Gdsf, S3Fifo, WTinyLfu
 from trunkline.core.recency import Recency
-from trunkline.core.residents import Residents
+from trunkline.core.residents import Order, Residents
+from trunkline.core.reuse import Reuse
+from trunkline.core.tournament import Tournament
 
 
 class Evictor(Protocol):
@@ -60,17 +63,57 @@ class Policy(Enum):
     """The names that `make_evictor` takes."""
 
     LRU = "lru"
+    S3FIFO = "s3fifo"
+    WTINYLFU = "wtinylfu"
+    GDSF = "gdsf"
+    REUSE = "reuse"
+    TOURNAMENT = "tournament"
+    """Each of the others on a sample; the best of them decides."""
 
 
-def make_evictor(name: str, *, capacity_bytes: int, copied_worth: float = 0.5) -> Evictor:
+DEFAULT_POLICY = Policy.TOURNAMENT
+
+DEFAULT_COPIED_WORTH = 0.5
+"""What is left of a block's worth while another worker has a live copy. A pull that pays takes at
+most about half the time of computing: see the break-even of pulls."""
+
+
+def make_evictor(
+    name: str = DEFAULT_POLICY.value,
+    *,
+    capacity_bytes: int,
+    copied_worth: float = DEFAULT_COPIED_WORTH,
+) -> Evictor:
     """The evictor of that name, for a tier of so many bytes.
 
-    `copied_worth` is what is left of a block's worth while another worker has a live copy: one
-    minus what a pull costs over what computing costs.
+    `copied_worth` is one minus what a pull costs over what computing costs.
     """
     assert capacity_bytes > 0, capacity_bytes
     assert 0.0 <= copied_worth <= 1.0, copied_worth
     policy = Policy(name)
-    match policy:
-        case Policy.LRU:
-            return Residents(Recency(copied_worth=copied_worth))
+    makers = order_makers(copied_worth)
+    if policy is Policy.TOURNAMENT:
+        return Tournament({each.value: makers[each] for each in makers}, capacity_bytes)
+    return Residents(makers[policy](capacity_bytes))
+
+
+def order_makers(copied_worth: float) -> dict[Policy, Callable[[int], Order]]:
+    """Makers of the orders that can be compared, for a capacity in bytes; the one that a tournament
+    begins with comes first.
+    """
+
+    def sized(order: Callable[..., Order]) -> Callable[[int], Order]:
+        return lambda capacity_bytes: order(
+            capacity_bytes=capacity_bytes, copied_worth=copied_worth
+        )
+
+    def unsized(order: Callable[..., Order]) -> Callable[[int], Order]:
+        return lambda _: order(copied_worth=copied_worth)
+
+    return {
+        Policy.REUSE: sized(Reuse),
+        Policy.LRU: unsized(Recency),
+        Policy.GDSF: unsized(Gdsf),
+        Policy.S3FIFO: sized(S3Fifo),
+        Policy.WTINYLFU: sized(WTinyLfu),
+    }

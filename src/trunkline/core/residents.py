@@ -11,6 +11,7 @@ Must never: choose by itself, read a clock, or keep anything of a block that was
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,11 +35,18 @@ class Resident:
     is_offered: bool = False
     """It is a leaf that nobody holds, and its order knows."""
     turn: int = 0
-    """Tells the one entry of it in its order's books that is not stale."""
+    """Tells entries of it in its order's heaps that are not stale; 0 where none is not."""
     place: int = 0
     """In which of its order's queues it is."""
     rank: float = 0.0
     """What its order goes by."""
+    gap: float = 0.0
+    """Uses between two uses of it, as far as an order has estimated that; 0 where it has not."""
+
+    def worth(self, copied_worth: float) -> float:
+        """What a use of it saves for each byte that it takes; without a price all ms are alike."""
+        saved = self.saved_ms or 1.0
+        return (saved * copied_worth if self.copies else saved) / self.size_bytes
 
 
 class Order(Protocol):
@@ -48,8 +56,12 @@ class Order(Protocol):
         """It is new here; `before` is its parent where that is resident."""
         ...
 
-    def used(self, block: Resident) -> None:
-        """A prompt used it again; `used_at` and `uses` are the new ones already."""
+    def adopted(self, block: Resident) -> None:
+        """It was here before this order came. They come in the order of their last use."""
+        ...
+
+    def used(self, block: Resident, age: int) -> None:
+        """A prompt used it again, so many uses after it did last."""
         ...
 
     def offered(self, block: Resident) -> None:
@@ -74,7 +86,7 @@ class Order(Protocol):
 
 
 class Residents:
-    """An `Evictor` that leaves the order to an `Order`."""
+    """An `Evictor` that leaves the order to an `Order`, which can be exchanged at any time."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -82,6 +94,8 @@ class Residents:
         self._awaited: dict[bytes, int] = {}
         """Children that are resident of parents that are not; at most one entry a block."""
         self._uses = 0
+        self._next: Resident | None = None
+        """The victim, until something happens."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -103,6 +117,7 @@ class Residents:
         assert size_bytes > 0, size_bytes
         assert saved_ms >= 0.0, saved_ms
         assert copies >= 0, copies
+        self._next = None
         self._uses += 1
         block = Resident(
             key=key,
@@ -125,14 +140,17 @@ class Residents:
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """From the end, so that what stands in front counts as used later."""
-        blocks, order = self._blocks, self._order
+        self._next = None
+        blocks, used, uses = self._blocks, self._order.used, self._uses
         for key in reversed(keys):
             block = blocks.get(key)
             if block is not None:
-                self._uses += 1
-                block.used_at = self._uses
+                uses += 1
+                age = uses - block.used_at
+                block.used_at = uses
                 block.uses += 1
-                order.used(block)
+                used(block, age)
+        self._uses = uses
 
     def hold(self, key: bytes) -> None:
         block = self._blocks[key]
@@ -150,10 +168,12 @@ class Residents:
         block = self._blocks.get(key)
         if block is not None and block.copies != copies:
             block.copies = copies
+            self._next = None
             self._order.repriced(block)
 
     def remove(self, key: bytes) -> None:
         block = self._blocks.pop(key)
+        self._next = None
         if block.is_offered:
             block.is_offered = False
             self._order.withdrawn(block)
@@ -171,18 +191,68 @@ class Residents:
         self._order.removed(block)
 
     def victim(self) -> bytes | None:
-        block = self._order.first()
-        if block is None:
+        if self._next is None:
+            self._next = self._order.first()
+        if self._next is None:
             return None
-        assert block.is_offered, "only a leaf that nobody holds may go"
-        return block.key
+        assert self._next.is_offered, "only a leaf that nobody holds may go"
+        return self._next.key
+
+    def reorder(self, order: Order) -> None:
+        """Go by another order from now on, with the same blocks; O(blocks log blocks)."""
+        self._order = order
+        self._next = None
+        for block in sorted(self._blocks.values(), key=lambda each: each.used_at):
+            block.turn = block.place = 0
+            block.rank = 0.0
+            order.adopted(block)
+            if block.is_offered:
+                order.offered(block)
 
     def _look_at(self, block: Resident) -> None:
         """Tell the order where a block has become one that may go, or is one no longer."""
         may_go = not (block.children or block.holds)
         if may_go != block.is_offered:
+            self._next = None
             block.is_offered = may_go
             if may_go:
                 self._order.offered(block)
             else:
                 self._order.withdrawn(block)
+
+
+class LeafHeap:
+    """Leaves by rank, least first; of equal ones, the one that was pushed first.
+
+    An entry counts as long as the block's `turn` is what it was then, so a block is in as many
+    heaps as it was pushed to with one turn, and leaves all of them by getting another.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Resident]] = []
+
+    def __len__(self) -> int:
+        """Stale entries included: for a look at the bound."""
+        return len(self._entries)
+
+    def push(self, rank: float, block: Resident, leaf_count: int) -> None:
+        """`leaf_count` is how many are offered at most: stale entries are swept by it."""
+        entries = self._entries
+        heapq.heappush(entries, (rank, block.turn, block))
+        if len(entries) > 2 * leaf_count + SLACK_ENTRIES:
+            entries[:] = [entry for entry in entries if entry[1] == entry[2].turn]
+            heapq.heapify(entries)
+
+    def first(self) -> Resident | None:
+        entries = self._entries
+        while entries and entries[0][1] != entries[0][2].turn:
+            heapq.heappop(entries)
+        return entries[0][2] if entries else None
+
+    def first_rank(self) -> float:
+        """Of what `first` has just given."""
+        return self._entries[0][0]
+
+
+SLACK_ENTRIES = 64
+"""Stale heap entries beyond twice the leaves before they are swept."""
