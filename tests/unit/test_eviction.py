@@ -155,13 +155,15 @@ def test_the_tournament_changes_its_leader_and_keeps_its_blocks() -> None:
     evictor = Tournament(names, 640)
     cache = Cache(evictor, 640)
     assert evictor.leader == "lru"
+    hits: list[int] = []
     for keys in sessions_in_turn(rounds=40, sessions=16, length=80):
         before = set(cache.resident)
         changes = len(evictor.changes)
-        cache.use(keys)
+        hits.append(cache.use(keys))
         if len(evictor.changes) > changes:
             assert len(before & set(cache.resident)) >= len(before) - len(keys)
     assert evictor.leader == "reuse"
+    assert sum(hits[-160:]) > 160 * 80 * 0.3, "least recently used first would hit nothing"
     assert [change.policy for change in evictor.changes] == ["reuse"]
     assert evictor.changes[0].scores["reuse"] > evictor.changes[0].scores["lru"]
 
