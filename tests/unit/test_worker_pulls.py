@@ -14,8 +14,10 @@ from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, VOCAB, Store, ticket, to
 from trunkline.core.profiles import Profile, Scheduling
 from trunkline.core.records import Instant
 from trunkline.core.transfer import Grant, PullEnd, Reason, keys_digest
+from trunkline.kv.records import Owner
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.jobs import Failure, Job, Jobs, QueueFull
+from trunkline.worker.judge import PullHost, StoreJudge
 from trunkline.worker.link import Link
 from trunkline.worker.options import AgentSwitch, WorkerOptions
 from trunkline.worker.pulls import (
@@ -110,6 +112,8 @@ def test_a_grant_of_a_public_beginning_stands_on_its_part_of_the_ticket() -> Non
     assert _misfit(_grant(sequence, 0, 2, ns=PUBLIC_NS, **own), sequence) is None
     less = {"subjects": ("fleet", "model/m"), "epochs": (1, 7)}
     assert _misfit(_grant(sequence, 0, 2, ns=PUBLIC_NS, **less), sequence) is Reason.GRANT
+    rootless = {"subjects": ("public/p", "model/m"), "epochs": (6, 7)}
+    assert _misfit(_grant(sequence, 0, 2, ns=PUBLIC_NS, **rootless), sequence) is Reason.GRANT
     assert _misfit(_grant(sequence, 0, 3, ns=PUBLIC_NS, **own), sequence) is Reason.NS
     assert _misfit(_grant(sequence, 2, 4, ns=PUBLIC_NS, **own), sequence) is Reason.NS
     assert _misfit(_grant(sequence, 2, 4), sequence) is None
@@ -119,6 +123,21 @@ def test_a_grant_for_more_than_the_prompt_has_does_not_fit() -> None:
     sequence = _sketch()
     longer = replace(_grant(sequence, 0, 4), block_count=5)
     assert _misfit(longer, sequence) is Reason.GRANT
+
+
+def test_the_fence_is_asked_about_blocks_and_grants() -> None:
+    store = Store()
+    owner = Owner(ns=NS, subjects=SUBJECTS, epochs=EPOCHS)
+    grant = _grant(_sketch(), 0, 4)
+    judge, host = StoreJudge(store.fence), PullHost(store.fence)
+    assert (judge.fault(owner), host.fault(grant)) == (Reason.LEASE, Reason.LEASE)
+    store.lease()
+    assert (judge.fault(owner), host.fault(grant)) == (None, None)
+    assert host.fault(replace(grant, rev=10)) is Reason.LEASE, "a change was not seen here"
+    store.lease(10, **{SUBJECTS[3]: EPOCHS[3] + 1})
+    assert (judge.fault(owner), host.fault(grant)) == (Reason.EPOCH, Reason.EPOCH)
+    store.boot_ms += 10_000
+    assert (judge.fault(owner), host.fault(grant)) == (Reason.LEASE, Reason.LEASE)
 
 
 # --- the link ---

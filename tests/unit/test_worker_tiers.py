@@ -114,6 +114,27 @@ def test_a_missing_beginning_is_put_again_from_the_device(store: Store) -> None:
     assert store.host_bytes() == 4 * BLOCK_BYTES
 
 
+def test_a_prompt_that_host_memory_cannot_hold_is_given_up_once() -> None:
+    store = Store(capacity=16, host=4)
+    store.lease()
+    assert store.run(tokens(8 * BLOCK + 1), ticket()) == 0
+    assert store.host_bytes() == 4 * BLOCK_BYTES
+    assert store.behind.put_refused == {KvReason.FULL: 1}
+
+
+def test_a_beginning_that_was_dropped_as_spoilt_is_not_put_again(store: Store) -> None:
+    store.run(PROMPT[: 2 * BLOCK + 1], ticket())
+    running = store.admitted(PROMPT, ticket())
+    store.behind.condemn(lambda _owner: True)
+    while store.behind.store.erase(8):
+        pass
+    store.cache._drop(running.hashes[1], running.blocks[1])
+    store.cache.compute(running, len(PROMPT))
+    assert store.host_bytes() == BLOCK_BYTES
+    assert store.behind.put_refused == {KvReason.NS: 1}
+    store.cache.release(running)
+
+
 def test_a_worker_without_a_lease_uses_and_keeps_nothing(store: Store) -> None:
     store.run(PROMPT, ticket())
     store.crowd_out()

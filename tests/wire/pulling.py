@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fleet import Process, Processes, processes
+from fleet import Process, Processes, processes, until
 from single import WAIT_S, cached, ids, right
 
 from trunkline.core.transfer import Grant, keys_digest, kv_chain
@@ -25,7 +26,9 @@ NS = "5" * 32
 SALT = "s" * 43
 SUBJECTS = ["fleet", "org/o", "tenant/t", "model/m"]
 KEY = bytes(range(32))
-PROMPT = list(range(1_000, 1_000 + 8 * BLOCK + 6))
+BLOCKS = 8
+LONG = BLOCKS * BLOCK
+PROMPT = list(range(1_000, 1_000 + LONG + 6))
 Json = dict[str, Any]
 
 FLAGS = ("--profile", "tiny", "--blocks", "64", "--host-blocks", "512")
@@ -195,6 +198,33 @@ class Pair:
 
 def pulled(answer: httpx.Response) -> Json:
     return json.loads(answer.headers["x-trunkline-pulled"])
+
+
+_numbers = itertools.count()
+
+
+def new_prompt() -> list[int]:
+    """Nobody has seen it before."""
+    first = 1_000 + next(_numbers) * 7
+    return [first + index * 3 % 1_000 for index in range(LONG + 6)]
+
+
+def ready(source: Member, prompt: list[int]) -> None:
+    """The source has the prompt's blocks in host memory, whatever its lease did meanwhile."""
+    until(lambda: source.cached(prompt) == LONG, "the source has the prompt")
+
+
+def staged(member: Member) -> float:
+    return member.metric("trunkline:staged_bytes")
+
+
+def host_bytes(member: Member) -> float:
+    return member.metric("trunkline:tier_bytes", tier="host")
+
+
+def raw(member: Member, prompt: list[int], headers: Any) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": 1, "cache_salt": SALT}
+    return member.http.post("/v1/completions", json=body, headers=headers)
 
 
 @contextmanager

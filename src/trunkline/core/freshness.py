@@ -132,7 +132,11 @@ class Freshness:
 
     def is_current(self, subjects: Iterable[str], epochs: Iterable[int]) -> bool:
         """Whether none of these subjects was raised past (or is below) the epoch beside it."""
-        return all(self.epoch(s) == e for s, e in zip(subjects, epochs, strict=True))
+        known = self._epochs  # asked for each block: no call for each of its subjects
+        for subject, epoch in zip(subjects, epochs, strict=True):
+            if known.get(subject, 0) != epoch:
+                return False
+        return True
 
     def ask(self, boot: BootInstant) -> str:
         """A new ask, sent now. A lease that answers it counts from `boot`."""

@@ -73,7 +73,8 @@ class Worker:
 
 def run_worker(options: WorkerOptions, parts: WorkerParts) -> None:
     """Serve until SIGINT or SIGTERM; one line of JSON on stdout says that it is ready, and
-    where."""
+    where. Raises OSError for an address or a folder that cannot be had.
+    """
     uvloop.run(_serve(options, parts))
 
 
@@ -122,8 +123,6 @@ def build_app(
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with asyncio.TaskGroup() as group:
             beating = group.create_task(heart.beat()) if heart else None
-            if storage is not None:
-                storage.start()
             on_ready()
             yield
             if beating is not None:
@@ -224,6 +223,8 @@ async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
         sys.stdout.flush()
 
     worker = build_app(options, parts, announce)
+    if worker.storage is not None:
+        worker.storage.start()
     config = uvicorn.Config(
         worker.app,
         http="httptools",
