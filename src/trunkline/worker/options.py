@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, cast
 
-from trunkline.core.eviction import Policy
+from trunkline.core.eviction import DEFAULT_POLICY, Policy
 from trunkline.core.profiles import PROFILES, Profile, profile_named
 from trunkline.errors import ConfigError
 from trunkline.worker.faults import FAULT_KINDS, Faults, parse_faults
@@ -73,7 +73,7 @@ class WorkerOptions:
     disk_blocks: int = _option(0, "Blocks on disk behind host memory; 0: none.", 0, 1 << 24)
     disk_dir: str = _option("", "Folder for them; what a dead worker left there goes.")
     eviction: str = _option(
-        Policy.LRU.value, f"What goes first there: {', '.join(p.value for p in Policy)}."
+        DEFAULT_POLICY.value, f"What goes first there: {', '.join(p.value for p in Policy)}."
     )
     pull_host: str = _option("127.0.0.1", "Address that other workers pull blocks from.")
     pull_port: int = _option(0, "Its port; 0 lets the kernel pick.", 0, 65_535)

@@ -148,7 +148,9 @@ def build_storage(options: WorkerOptions, parts: StorageParts) -> Storage | None
         host_blocks=options.host_blocks,
         device_blocks=options.blocks,
         has_disk=options.disk_blocks > 0,
-        saved_ms=lambda index: profile.prefill_ms(block_tokens, index * block_tokens),
+        saved_ms=lambda index: (
+            profile.prefill_ms(block_tokens, index * block_tokens) - profile.prefill_fixed_ms
+        ),
     )
     exchange = _exchange(options, parts, tier) if parts.transfer_key else None
     if exchange is None:
