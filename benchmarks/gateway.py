@@ -62,6 +62,9 @@ class OneWorker:
     def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
         return Pick(worker=WorkerId("w"), endpoint=self._endpoint, body=request.body)
 
+    def pulled(self, pick: Pick, told: bytes) -> None:
+        pass
+
     def first_byte(self, pick: Pick) -> None:
         pass
 

@@ -17,11 +17,13 @@ from trunkline.core.cost import CostModel
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet
 from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, derive_namespace
-from trunkline.core.profiles import profile_named
+from trunkline.core.links import LinkProfile, Links, gbit_per_s
+from trunkline.core.profiles import Profile, profile_named
 from trunkline.core.routing import Router
 from trunkline.errors import ConfigError
 from trunkline.gateway.namespaces import CacheQuota, Namespaces
 from trunkline.gateway.picker import FleetPicker
+from trunkline.gateway.pulls import PullDesk
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tokenise import PromptTokens
 from trunkline.ports.clock import Clock
@@ -42,6 +44,8 @@ class Given:
     """`draw(n)`: n unguessable bytes."""
     quota_of: Callable[[str], CacheQuota | None]
     """What a tenant, by its id, may hold of a worker's cache."""
+    transfer_key: bytes = field(default=b"", repr=False)
+    """Empty where nothing is pulled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +65,19 @@ class Core:
 def assemble(config: Config, given: Given) -> Core:
     """An empty core: no worker is in it yet. Raises ConfigError for a profile that is unknown."""
     routing, model = config.routing, config.model
-    router_cost = _cost(routing)
+    links = _links(routing) if given.transfer_key else None
+    cost = _cost(routing, links)
     directory = Directory(max_blocks=config.directory.max_blocks, seed=given.directory_seed)
     served = FleetModel(model.served_model_name)
     namespaces = _namespaces(directory, served, given)
     fleet = Fleet(virtual_nodes=routing.virtual_nodes, now=given.clock.now())
     prompts = PromptTokens(given.tokenizer, given.template, max_tokens=model.max_model_len)
     router = Router(
-        fleet=fleet, cost=router_cost, policy=routing.policy, rng=random.Random(routing.seed)
+        fleet=fleet,
+        cost=cost,
+        policy=routing.policy,
+        rng=random.Random(routing.seed),
+        max_copies=routing.max_copies,
     )
     picker = FleetPicker(
         fleet=fleet,
@@ -80,6 +89,7 @@ def assemble(config: Config, given: Given) -> Core:
         receipts=Receipts(
             kept=routing.decisions_kept, is_told=routing.decision_header, key=given.draw(32)
         ),
+        desk=None if links is None else _desk(links, given),
     )
     return Core(
         directory=directory,
@@ -92,12 +102,32 @@ def assemble(config: Config, given: Given) -> Core:
     )
 
 
-def _cost(routing: RoutingConfig) -> CostModel:
+def _profile(routing: RoutingConfig) -> Profile:
     try:
-        profile = profile_named(routing.profile)
+        return profile_named(routing.profile)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return CostModel(profile, churn_weight=routing.churn_weight, time_scale=routing.time_scale)
+
+
+def _cost(routing: RoutingConfig, links: Links | None) -> CostModel:
+    return CostModel(
+        _profile(routing),
+        churn_weight=routing.churn_weight,
+        time_scale=routing.time_scale,
+        links=links,
+    )
+
+
+def _links(routing: RoutingConfig) -> Links:
+    plain, scale = LinkProfile(), routing.time_scale
+    profile = LinkProfile(
+        setup_ms=plain.setup_ms * scale, bytes_per_ms=gbit_per_s(routing.link_gbit) / scale
+    )
+    return Links(profile, bytes_per_token=_profile(routing).kv_bytes_per_token)
+
+
+def _desk(links: Links, given: Given) -> PullDesk:
+    return PullDesk(links, transfer_key=given.transfer_key, clock=given.clock, draw=given.draw)
 
 
 def _namespaces(directory: Directory, served: FleetModel, given: Given) -> Namespaces:

@@ -336,6 +336,21 @@ class RoutingConfig:
     virtual_nodes: int = setting(
         128, "Points of each worker on the hash ring.", unit="points", low=1, high=4_096
     )
+    transfer_key_file: str = setting(
+        "",
+        "File with the key that lets workers pull KV from one another, 64 hex digits, the same for "
+        "all of them, that others must not be able to read; empty: nothing is pulled.",
+    )
+    link_gbit: float = setting(
+        25.0,
+        "Speed of the workers' links that prices of pulls start from, before calibration.",
+        unit="Gbit/s",
+        low=0.001,
+        high=100_000.0,
+    )
+    max_copies: int = setting(
+        64, "What so many workers hold is not pulled any more.", unit="workers", low=1, high=65_535
+    )
     memory_watermark: float = setting(
         0.98,
         "A worker with fuller KV memory gets no new prefixes.",

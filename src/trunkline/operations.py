@@ -179,6 +179,7 @@ class Operations:
         """Everything the admin port exports, as it stands now."""
         yield from self._data_plane()
         yield from self._reuse()
+        yield from self._pulls()
         for view in self._membership.views():
             yield from self._worker_row(view).samples()
 
@@ -214,6 +215,8 @@ class Operations:
         accounts = self._picker.accounts
         for reason, count in accounts.reasons.items():
             yield Sample("decisions_total", count, (reason,))
+        for plan, count in accounts.plans.items():
+            yield Sample("plans_total", count, (plan.value,))
         yield Sample("prompt_tokens_total", accounts.prompt_tokens)
         yield Sample("predicted_tokens_total", accounts.predicted_tokens)
         yield Sample("reused_tokens_total", accounts.reused_tokens)
@@ -229,6 +232,18 @@ class Operations:
             ratio = accounts.reused_tokens / accounts.prompt_tokens
             yield Sample("prefix_indexer_hit_ratio", ratio)
         yield Sample("directory_lookup_seconds", accounts.lookup.view())
+
+    def _pulls(self) -> Iterable[Sample]:
+        desk = self._picker.desk
+        if desk is None:
+            return
+        for how, count in desk.accounts.ended.items():
+            yield Sample("pulls_total", count, how)
+        yield Sample("pulled_tokens_total", desk.accounts.tokens)
+        yield Sample("pulled_bytes_total", desk.accounts.bytes)
+        yield Sample("pull_seconds_total", desk.accounts.ms / 1_000.0)
+        yield Sample("phantom_entries_total", desk.sources.phantoms)
+        yield Sample("pulled_wrong_bytes_total", desk.sources.wrong_bytes)
 
     def _worker_row(self, view: MemberView) -> WorkerRow:
         selections = self._picker.accounts.selections

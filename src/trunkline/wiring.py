@@ -25,7 +25,7 @@ import msgspec
 from trunkline.adapters.clock import SystemClock
 from trunkline.config import Config, DirectoryConfig, is_printable_ascii
 from trunkline.errors import ConfigError
-from trunkline.leaf import read_root_key
+from trunkline.leaf import read_key, read_root_key
 from trunkline.rehearsal import OWN_MODEL
 from trunkline.worker_url import worker_event_endpoints, worker_name, worker_url_problem
 
@@ -230,6 +230,7 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
         clock=clock,
         draw=secrets.token_bytes,
         quota_of=authority.quota_of if authority else lambda _tenant: None,
+        transfer_key=read_key(config.routing.transfer_key_file, "transfer_key_file"),
     )
     return assemble(config, given)
 

@@ -244,6 +244,9 @@ class FixedPicker:
         self.begun.set()
         return Pick(worker=name, endpoint=endpoint, body=request.body, ticket=self._last)
 
+    def pulled(self, pick: Pick, told: bytes) -> None:
+        pass
+
     def first_byte(self, pick: Pick) -> None:
         assert pick.ticket in self._open, "a first byte of an attempt that is over"
         self.first_bytes.append(pick.worker)

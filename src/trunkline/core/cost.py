@@ -60,6 +60,8 @@ class Source:
 
     worker: WorkerId
     tokens: int
+    by_slot: list[int]
+    """What each worker could be asked for; below 0 for those that cannot pull either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ class CostModel:
         for i, state in enumerate(states):
             matched = case.matched[i]
             wanted = source.tokens - matched
-            if wanted <= 0 or state.worker == source.worker:
+            if wanted <= 0 or source.by_slot[state.slot] < 0 or state.worker == source.worker:
                 continue
             scale, queue_ms = state.queue.scale, columns.queue_ms[i]
             # A pull runs while the request waits for its turn.

@@ -31,7 +31,9 @@ class RouteRequest:
     matched_tokens: list[int] | None
     home_key: bytes | None = None
     source_tokens: list[int] | None = None
-    """By `Slot`: leading tokens that could be pulled from there. None where nothing is pulled."""
+    """By `Slot`: leading tokens that could be pulled from there, below 0 for a worker that cannot
+    pull either. None where nothing is pulled.
+    """
 
 
 class Router:
@@ -109,11 +111,11 @@ class Router:
             return None
         most = max([by_slot[state.slot] for state in states])
         near = [state for state in states if by_slot[state.slot] == most]
-        if most == 0 or len(near) >= self._max_copies:
+        if most <= 0 or len(near) >= self._max_copies:
             return None
         weights = [1.0 / (1.0 + state.queue.queue_ms(now)) for state in near]
         source = near[0] if len(near) == 1 else self._rng.choices(near, weights)[0]
-        return Source(worker=source.worker, tokens=most)
+        return Source(worker=source.worker, tokens=most, by_slot=by_slot)
 
     def _record(
         self,

@@ -171,6 +171,10 @@ class Picker(Protocol):
         """The worker's answer has begun (status below 300): prefill is over."""
         ...
 
+    def pulled(self, pick: Pick, told: bytes) -> None:
+        """The worker's answer has begun, and says what became of what it was told to pull."""
+        ...
+
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
         """Exactly once for each pick. `cached_tokens` is what the worker's usage said, if any."""
         ...

@@ -13,6 +13,7 @@ A further attempt is made only while the client has seen nothing. Must never tou
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from trunkline import observe
 from trunkline.core.records import WorkerId
@@ -249,6 +250,8 @@ class Exchange:
         link = self._link
         assert link is not None, "a head without a connection"
         self._buffer = b""
+        if head.pulled:
+            self._tell(self._pick, lambda pick: self._line.picker.pulled(pick, head.pulled))
         if head.status in _RETRYABLE and self._may_retry():
             # The worker's own words are kept: they are the answer if there is no other worker.
             link.pause()
@@ -292,8 +295,13 @@ class Exchange:
             return
         self._ttft_ms = self._line.now_ms() - self._started_ms
         self._line.counters.ttft.observe(self._ttft_ms / 1_000.0)
+        self._tell(self._pick, self._line.picker.first_byte)
+
+    def _tell(self, pick: Pick | None, what: Callable[[Pick], None]) -> None:
+        """The picker hears of an attempt, if there is one."""
         try:
-            self._line.picker.first_byte(self._pick)
+            if pick is not None:
+                what(pick)
         except Exception as error:  # noqa: BLE001 - a wrong book is no reason to cut an answer
             self._count_bug(error)
 
@@ -438,14 +446,9 @@ class Exchange:
 
     def _end_attempt(self, end: AttemptEnd, cached_tokens: int | None) -> None:
         pick, self._pick = self._pick, None
-        if pick is None:
-            return
-        if end is AttemptEnd.WORKER_FAILED:
+        if pick is not None and end is AttemptEnd.WORKER_FAILED:
             self._line.counters.worker_failures += 1
-        try:
-            self._line.picker.ended(pick, end, cached_tokens)
-        except Exception as error:  # noqa: BLE001 - the exchange has to end all the same
-            self._count_bug(error)
+        self._tell(pick, lambda pick: self._line.picker.ended(pick, end, cached_tokens))
 
     def _drop_link(self) -> None:
         if self._pause is not None:

@@ -187,6 +187,9 @@ class FairPicker:
         if self._arrivals:
             self._release()
 
+    def pulled(self, pick: Pick, told: bytes) -> None:
+        self._picker.pulled(pick, told)
+
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
         try:
             self._picker.ended(pick, end, cached_tokens)

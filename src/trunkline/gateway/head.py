@@ -56,6 +56,8 @@ class AnswerHead:
     keeps_alive: bool
     is_event_stream: bool
     """`text/event-stream`, not compressed: we may add an event to it."""
+    pulled: bytes = b""
+    """What the worker says of a pull that we ordered."""
 
 
 class BrokenAnswer(Exception):
@@ -117,10 +119,12 @@ _OF_CONNECTION = (
 )  # fmt: skip
 _KEPT_ONCE = frozenset({b"date", b"server", b"content-type", b"content-encoding"})
 _OURS = b"x-trunkline-"
+PULLED = b"x-trunkline-pulled"
 _ROLES: dict[bytes, int] = {
     **dict.fromkeys(_OF_CONNECTION, DROPPED),
     **dict.fromkeys(_KEPT_ONCE, REPORTED),
     **dict.fromkeys((b"content-length", b"transfer-encoding", b"connection"), DROPPED | REPORTED),
+    PULLED: DROPPED | REPORTED,
 }
 _USUAL_CONNECTIONS = frozenset({b"close", b"keep-alive"})
 
@@ -146,6 +150,7 @@ def parse_answer(raw: bytes) -> AnswerHead:
     return AnswerHead(
         status=status, reason=reason, passed=passed, content_length=length, is_chunked=is_chunked,
         keeps_alive=keeps_alive, is_event_stream=_is_event_stream(told),
+        pulled=told.get(PULLED, b""),
     )  # fmt: skip
 
 

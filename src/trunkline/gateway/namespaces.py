@@ -64,6 +64,18 @@ class _Kept:
     """For which admission and quota, and its text."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stakes:
+    """What blocks of one namespace stand on, as a ticket says it."""
+
+    ns: bytes
+    subjects: tuple[str, ...]
+    epochs: tuple[int, ...]
+    """The epoch of each subject."""
+    rev: int
+    """Which revision of the registry must have been seen."""
+
+
 def _no_quota(_tenant: str) -> None:
     """Where nobody's share is bounded."""
 
@@ -157,6 +169,19 @@ class Namespaces:
             text = _ticket(grant, namespace.tag.hex(), namespace.epochs, subjects, quota)
             known = kept.ticket = (grant.admission, quota, text)
         return known[2]
+
+    def stakes(self, grant: Grant, block_tokens: int) -> Stakes | None:
+        """The same for what may be pulled on behalf of a request; None where nothing is shared."""
+        if grant.scope is None:
+            return None
+        namespace = self._keep(grant, grant.scope, block_tokens).namespace
+        subjects = subjects_in(grant.admission.subjects, namespace.scope.kind)
+        return Stakes(
+            ns=namespace.tag,
+            subjects=tuple(str(subject) for subject in subjects),
+            epochs=tuple(getattr(namespace.epochs, subject.kind.value) for subject in subjects),
+            rev=grant.admission.min_rev,
+        )
 
     def _keep(self, grant: Grant, scope: Scope, block_tokens: int) -> _Kept:
         name = (grant.domain, grant.adapter, block_tokens)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from trunkline.core.cost import calibrate
-from trunkline.core.decision import Decision
+from trunkline.core.decision import Decision, Plan
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import DIGEST_BYTES
@@ -26,11 +26,12 @@ from trunkline.errors import NoWorker
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
 from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
+from trunkline.gateway.pulls import PullDesk, PullOrder, pull_address
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tickets import Ticket, Tickets
 from trunkline.gateway.tokenise import PromptTokens, too_long
 from trunkline.ports.clock import Clock
-from trunkline.ports.worker import AttemptEnd, Target
+from trunkline.ports.worker import AttemptEnd, PullAddress, Target
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Accounts:
     net_gain_ms: float = 0.0
     selections: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
     reasons: dict[str, int] = field(default_factory=dict[str, int])
+    plans: dict[Plan, int] = field(default_factory=lambda: dict.fromkeys(Plan, 0))
     lookup: Histogram = field(default_factory=lambda: Histogram(LOOKUP_SECONDS))
 
 
@@ -70,7 +72,10 @@ class FleetPicker:
         namespaces: Namespaces,
         clock: Clock,
         receipts: Receipts,
+        desk: PullDesk | None = None,
     ) -> None:
+        """Without a `desk` nothing is pulled."""
+        self.desk = desk
         self.accounts = Accounts()
         self.receipts = receipts
         self._fleet = fleet
@@ -94,6 +99,8 @@ class FleetPicker:
 
     def remove_target(self, worker: WorkerId) -> None:
         self._targets.pop(worker, None)
+        if self.desk is not None:
+            self.desk.forget(worker)
         self._measure()
         self.accounts.selections.pop(worker, None)
 
@@ -120,7 +127,14 @@ class FleetPicker:
             return  # a prompt of unknown length says nothing about speed
         candidates, choice = ticket.decision.candidates, ticket.decision.choice
         predicted_ms = candidates.queue_ms[choice] + ticket.decision.miss_ms
+        predicted_ms += candidates.transfer_ms[choice]
         calibrate(ticket.state.queue, predicted_ms=predicted_ms, observed_ms=now - ticket.sent_at)
+
+    def pulled(self, pick: Pick, told: bytes) -> None:
+        ticket: Ticket = pick.ticket
+        order, ticket.pull = ticket.pull, None
+        if order is not None and self.desk is not None and ticket.keys is not None:
+            self.desk.learn(order, ticket.keys, told)
 
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
         ticket: Ticket = pick.ticket
@@ -130,6 +144,7 @@ class FleetPicker:
         ticket.target.on_ended(end)
         if ticket.keys is None:
             return
+        self.pulled(pick, b"")  # where nothing was told until now, nothing will be
         if end is AttemptEnd.COMPLETE and cached_tokens is not None:
             self._account(ticket, ticket.keys.block_tokens, cached_tokens)
         is_refused = end is AttemptEnd.COMPLETE and not ticket.has_first_byte
@@ -159,7 +174,7 @@ class FleetPicker:
     def uncached_tokens(self, pick: Pick) -> int:
         """What the worker of this attempt is expected to compute."""
         decision: Decision = pick.ticket.decision
-        return decision.prompt_tokens - decision.matched_tokens
+        return decision.prompt_tokens - decision.expected_tokens
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -188,11 +203,15 @@ class FleetPicker:
         now = self._clock.now()
         self._tickets.settle(now)
         of_size = self._keys(request.grant, tokens)
+        matched, sources = (
+            self._matched(len(tokens), of_size) if tokens and of_size else (None, None)
+        )
         decision = self._router.route(
             RouteRequest(
                 request_id=request.request_id,
                 prompt_tokens=0 if tokens is None else len(tokens) + request.further_tokens,
-                matched_tokens=self._matched(len(tokens), of_size) if tokens and of_size else None,
+                matched_tokens=matched,
+                source_tokens=sources,
                 home_key=_home_key(of_size) or _session_key(request),
             ),
             now=now,
@@ -212,21 +231,47 @@ class FleetPicker:
         of_size = ((b, self._namespaces.keys(grant, tokens, b)) for b in self._fleet.block_sizes())
         return {block_tokens: keys for block_tokens, keys in of_size if keys is not None}
 
-    def _matched(self, token_count: int, of_size: dict[int, PromptKeys]) -> list[int]:
-        """Leading tokens at each slot. The last token is always computed, so the whole never
-        matches.
+    def _matched(
+        self, token_count: int, of_size: dict[int, PromptKeys]
+    ) -> tuple[list[int], list[int] | None]:
+        """Leading tokens at each slot, and those that can be pulled from there. The last token is
+        always computed, so the whole never matches.
         """
         started = self._clock.now()
         merged: list[int] = []
+        sources: list[int] | None = None
         for block_tokens, keys in of_size.items():
             limit = _reusable_blocks(token_count, block_tokens)
-            expected = self._directory.match(keys.private).expected
-            counts = [(b if b < limit else limit) * block_tokens for b in expected]
+            match = self._directory.match(keys.private)
+            counts = [(b if b < limit else limit) * block_tokens for b in match.expected]
+            if self.desk is not None and len(of_size) == 1 and keys.zoned is None:
+                sources = self.desk.source_tokens(
+                    match, keys.private, self._pulling(), self._tickets.owes, limit
+                )
             if keys.zoned is not None:
                 self._prefer_public(keys, keys.zoned, counts, limit)
             merged = [max(a, b) for a, b in zip(merged, counts, strict=True)] if merged else counts
         self.accounts.lookup.observe((self._clock.now() - started) / 1_000.0)
-        return merged
+        return merged, sources
+
+    def _pulling(self) -> list[tuple[WorkerState, PullAddress]]:
+        """Workers that take part in pulls."""
+        states = ((state, self._targets.get(state.worker)) for state in self._fleet.states())
+        found = ((state, pull_address(target)) for state, target in states)
+        return [(state, address) for state, address in found if address is not None]
+
+    def _order(
+        self, request: InferenceRequest, decision: Decision, keys: KeyChain | None
+    ) -> PullOrder | None:
+        tokens = request.prompt
+        if decision.source is None or keys is None or not isinstance(tokens, array):
+            return None
+        stakes = self._namespaces.stakes(request.grant, keys.block_tokens)
+        source = pull_address(self._targets.get(decision.source))
+        here = pull_address(self._targets.get(decision.worker))
+        if self.desk is None or stakes is None or source is None or here is None:
+            return None
+        return self.desk.order(decision, stakes, keys, tokens, (source, here))
 
     def _prefer_public(
         self, keys: PromptKeys, zoned: KeyChain, counts: list[int], limit: int
@@ -271,12 +316,13 @@ class FleetPicker:
             owed_from=0 if keys is None else _owed_from(decision, keys, request.further_tokens),
             sent_at=now,
             is_stream=request.is_stream,
+            pull=self._order(request, decision, keys),
         )
         picked = Pick(
             worker=worker,
             endpoint=target.endpoint,
             body=self._body(request, state, keys, target),
-            headers=self._headers(request.grant, state, keys, target),
+            headers=self._headers(request.grant, state, keys, ticket),
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
         )
@@ -293,7 +339,7 @@ class FleetPicker:
         self._tickets.open(ticket, due)
         try:
             queue.start(ticket.number, decision.miss_ms, now)
-            self._fleet.churn.add(queue, decision.prompt_tokens - decision.matched_tokens, now)
+            self._fleet.churn.add(queue, decision.prompt_tokens - decision.expected_tokens, now)
             if ticket.keys is not None and target.predicted_ttl_ms > 0:
                 ttl_ms = target.predicted_ttl_ms
                 self._directory.predict(ticket.worker, ticket.keys, now=now, ttl_ms=ttl_ms)
@@ -318,19 +364,22 @@ class FleetPicker:
         return request.body
 
     def _headers(
-        self, grant: Grant, state: WorkerState, keys: KeyChain | None, target: Target
+        self, grant: Grant, state: WorkerState, keys: KeyChain | None, attempt: Ticket
     ) -> tuple[tuple[str, str], ...]:
+        target = attempt.target
         if target.agent is None or not target.agent.takes_tickets:
             return target.headers
         public = None if keys is None else keys.public
         ticket = self._namespaces.ticket(grant, state.block_tokens, public)
-        return (*target.headers, ("x-trunkline-ticket", ticket))
+        pull = () if attempt.pull is None else (attempt.pull.header,)
+        return (*target.headers, ("x-trunkline-ticket", ticket), *pull)
 
     def _remember(self, decision: Decision) -> None:
         accounts = self.accounts
         accounts.decisions += 1
         accounts.queued_ms += decision.candidates.queue_ms[decision.choice]
         accounts.net_gain_ms += decision.gain.net_ms
+        accounts.plans[decision.plan] += 1
         reason = decision.reason.value
         accounts.reasons[reason] = accounts.reasons.get(reason, 0) + 1
         accounts.selections[decision.worker] = accounts.selections.get(decision.worker, 0) + 1
@@ -349,7 +398,7 @@ class FleetPicker:
 
     def _account(self, ticket: Ticket, block_tokens: int, cached_tokens: int) -> None:
         accounts = self.accounts
-        predicted = ticket.decision.matched_tokens
+        predicted = ticket.decision.expected_tokens
         accounts.reported_prompts += 1
         accounts.prompt_tokens += ticket.decision.prompt_tokens
         accounts.predicted_tokens += predicted

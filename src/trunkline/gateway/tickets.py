@@ -22,6 +22,7 @@ from trunkline.core.fleet import WorkerState
 from trunkline.core.identity import DIGEST_BYTES
 from trunkline.core.keys import KeyChain
 from trunkline.core.records import Instant, WorkerId
+from trunkline.gateway.pulls import PullOrder
 from trunkline.ports.worker import Target
 
 MAX_SIBLINGS = 64
@@ -44,6 +45,8 @@ class Ticket:
     """Blocks before this one are there, or owed by others; those from it on, this attempt owes."""
     sent_at: Instant
     is_stream: bool
+    pull: PullOrder | None = None
+    """What it was told to pull, until the answer says what became of it."""
     is_prefilled: bool = False
     """It owes nothing any more, as far as we can tell."""
     has_first_byte: bool = False
@@ -70,6 +73,10 @@ class Tickets:
     def due_count(self) -> int:
         """Entries of the heap of predicted ends, those of ended attempts included."""
         return len(self._due)
+
+    def owes(self, worker: WorkerId) -> bool:
+        """Whether anything that was sent there is not computed yet, as far as we can tell."""
+        return worker in self._owing
 
     def next_number(self) -> int:
         self._last_number += 1
