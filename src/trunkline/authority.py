@@ -22,10 +22,10 @@ from trunkline.core.freshness import LeaseGrants
 from trunkline.core.principals import Principal
 from trunkline.core.publics import PublicBook, PublicPrefix, require_room
 from trunkline.errors import ConfigError
-from trunkline.gateway.authenticate import Authenticator, Credentials, OpenDoor, StaticKey
-from trunkline.gateway.contracts import EVERYBODY
+from trunkline.gateway.authenticate import Authenticator, Credentials
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.gateway.tenancy import Tenancy
+from trunkline.one_tenant import open_one_tenant
 from trunkline.tenant_policies import Policies, prefix_of
 from trunkline.unfinished import finish_revocations
 
@@ -116,6 +116,8 @@ class Authority:
     root_key: bytes = field(repr=False)
     tenants: Tenants | None
     """None where everybody is one tenant."""
+    holdings: Holdings | None
+    """Keeps the workers' leases; None where they have none."""
 
     def quota_of(self, tenant: str) -> Quota | None:
         return self.tenants.policies.quota_of(tenant) if self.tenants else None
@@ -146,16 +148,15 @@ async def open_authority(
     one for this life. Raises ConfigError, RegistryBroken.
     """
     if config.auth.auth == "off" or config.listen.api_key:
-        if config.auth.jwt_issuer:
-            raise ConfigError("jwt_issuer makes no sense where all callers are one tenant")
-        key = config.listen.api_key
-        door = StaticKey(key, EVERYBODY) if key else OpenDoor(EVERYBODY)
-        yield Authority(
-            tenancy=_tenancy(door.principal, secrets.token_bytes(32)),
-            authenticator=door,
-            root_key=root_key or secrets.token_bytes(32),
-            tenants=None,
-        )
+        opened = open_one_tenant(config, clock, log, secrets.token_bytes)
+        async with opened as (door, tenancy, holdings):
+            yield Authority(
+                tenancy=tenancy,
+                authenticator=door,
+                root_key=root_key or secrets.token_bytes(32),
+                tenants=None,
+                holdings=holdings,
+            )
         return
     from trunkline.adapters.state_dir import StateDir
 
@@ -234,6 +235,7 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
         tenancy=door.tenancy,
         authenticator=door.credentials,
         root_key=root_key or ground.state.secret("root"),
+        holdings=holdings,
         tenants=Tenants(
             registry=registry,
             audit=audit,
@@ -379,7 +381,7 @@ class LocalHolder:
 def _tenancy(
     authenticate: Callable[[bytes, str], Principal],
     session_key: bytes,
-    allowance: Allowance | None = None,
+    allowance: Allowance,
 ) -> Tenancy:
     return Tenancy(
         authenticate=authenticate,

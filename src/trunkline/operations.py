@@ -74,7 +74,7 @@ class Operations:
     ) -> None:
         """`spec_of(url, api_key, labels)` checks a worker's address; it raises ConfigError.
         `hide` keeps a key out of the logs from then on. `refused_credentials` counts by reason,
-        live. `holdings` is None where everybody is one tenant.
+        live. `holdings` is None where workers have no leases.
         """
         self._membership = membership
         self._picker = picker

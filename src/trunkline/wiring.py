@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from trunkline.adapters.zmq_events import EventContext
     from trunkline.assembly import Core
-    from trunkline.authority import Authority, Tenants
+    from trunkline.authority import Authority
     from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
     from trunkline.control.views import WorkerSpec
@@ -92,7 +92,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         core = build_core(config, clock, authority)
         authority.know_fleet(core, clock)
         side = _tenant_side(config, core, authority)
-        parts = _member_parts(config, core, clock, context, authority.tenants)
+        parts = _member_parts(config, core, clock, context, authority)
         membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
         picker = side.line if side else core.picker
         front_parts = _front_parts(config, core, membership, clock, authority.tenancy, picker)
@@ -256,7 +256,7 @@ def _tenant_side(config: Config, core: Core, authority: Authority) -> TenantSide
 
 
 def _member_parts(
-    config: Config, core: Core, clock: SystemClock, context: EventContext, tenants: Tenants | None
+    config: Config, core: Core, clock: SystemClock, context: EventContext, authority: Authority
 ) -> MemberParts:
     from trunkline import observe
     from trunkline.adapters.zmq_events import run_feed
@@ -270,7 +270,7 @@ def _member_parts(
     def make_feed(worker: WorkerId, source: EventSource) -> WorkerFeed:
         state = core.fleet.get(worker)
         assert state is not None, f"{worker} has a feed before it is in the fleet"
-        if tenants is None:
+        if authority.tenants is None:
             # Admitted first, so that what the worker's ring still holds is understood in time.
             core.namespaces.namespace(OPEN_GRANT, state.block_tokens)
         can_replay = source.replay_endpoint is not None
@@ -298,7 +298,7 @@ def _member_parts(
         routing=config.routing,
         default_block_tokens=config.model.block_size,
         log=observe.log,
-        holdings=tenants.holdings if tenants is not None else None,
+        holdings=authority.holdings,
     )
 
 

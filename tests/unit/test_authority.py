@@ -66,6 +66,7 @@ def test_the_root_key_is_in_no_text_of_an_authority() -> None:
         authenticator=None,  # type: ignore[arg-type]  # so too
         root_key=b"marked-root-key",
         tenants=None,
+        holdings=None,
     )
     assert "marked" not in repr(held)
 

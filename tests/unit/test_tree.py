@@ -42,7 +42,7 @@ PURE = {"core", "native"}
 """Only the standard library beside their arrows: no settings, no errors of the edge, no logs."""
 
 WIRING = {
-    *("wiring.py", "authority.py", "rehearsal.py", "assembly.py", "cli.py"),
+    *("wiring.py", "authority.py", "one_tenant.py", "rehearsal.py", "assembly.py", "cli.py"),
     *("settings.py", "leaf.py", "reference.py"),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),

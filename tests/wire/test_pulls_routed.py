@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fleet import Answer, Gateway, Process, Processes, at_once, processes, until
-from single import right
+from single import VOCAB, right
 
 PROFILE = ("--profile", "peers-w5")  # 0.1 ms a token, 128 KiB of KV a token
 LINK = ("--link-gbit", "100")  # 10 us a token
@@ -53,7 +56,7 @@ class Fleet:
 
 
 def words(count: int) -> list[int]:
-    return [random.randrange(1_000, 30_000) for _ in range(count)]
+    return [random.randrange(VOCAB) for _ in range(count)]
 
 
 def start(started: Processes, folder: Path, count: int, *flags: str) -> Fleet:
@@ -79,11 +82,12 @@ def fleet(started: Processes, tmp_path_factory: pytest.TempPathFactory) -> Fleet
 
 
 def test_a_crowd_on_one_prefix_makes_other_workers_pull_it(fleet: Fleet) -> None:
-    head = words(HEAD)
-    fleet.known(head)
-    answers = until(
-        lambda: [a for a in fleet.crowd(head) if a.decision["reason"] == "cache-pull"], "a pull"
-    )
+    def pulled() -> list[Answer]:
+        head = words(HEAD)
+        fleet.known(head)
+        return [a for a in fleet.crowd(head) if a.decision["reason"] == "cache-pull"]
+
+    answers = until(pulled, "a pull")
     for answer in answers:
         told = answer.decision
         assert told["source"] in {worker.name for worker in fleet.workers} - {answer.worker}
@@ -97,3 +101,67 @@ def test_a_crowd_on_one_prefix_makes_other_workers_pull_it(fleet: Fleet) -> None
     assert fleet.gateway.metric("pulled_bytes_total") == tokens * (128 << 10)
     assert fleet.gateway.metric("plans_total", plan="pull") > 0
     assert fleet.gateway.metric("pulled_wrong_bytes_total") == 0
+
+
+def test_wrong_bytes_cost_time_and_no_answer_and_the_source_is_not_asked_again(
+    started: Processes, tmp_path: Path
+) -> None:
+    fleet = start(started, tmp_path, 2, "--fault", "pull-flip")
+
+    def crowd() -> bool:
+        head = words(HEAD)
+        fleet.known(head)
+        fleet.crowd(head)  # checks each answer
+        return fleet.gateway.metric("pulled_wrong_bytes_total") > 0
+
+    until(crowd, "a pull of wrong bytes")
+    assert fleet.gateway.metric("pulls_total", reason="digest") > 0
+    pulls = fleet.gateway.metric("pulls_total", reason="digest")
+    assert fleet.gateway.metric("pulled_tokens_total") <= pulls * (HEAD - BLOCK)
+
+
+def test_a_gateway_with_another_key_makes_nobody_pull(started: Processes, tmp_path: Path) -> None:
+    fleet = start(started, tmp_path, 2)
+    other = tmp_path / "other.key"
+    other.write_text(secrets.token_hex(32))
+    other.chmod(0o600)
+    urls = [worker.url for worker in fleet.workers]
+    keyed = ("--transfer-key-file", str(other), *LINK)
+    wrong = Fleet(started.gateway(urls, *PROFILE, *keyed), fleet.workers)
+
+    def crowd() -> bool:
+        head = words(HEAD)
+        wrong.known(head)
+        assert all(a.cached < HEAD for a in wrong.crowd(head) if "pulled" in a.decision)
+        return wrong.gateway.metric("pulls_total", reason="grant") > 0
+
+    until(crowd, "a grant is refused")
+    assert wrong.gateway.metric("pulls_total", end="published") == 0
+
+
+@pytest.mark.parametrize("ending", [signal.SIGSTOP, signal.SIGKILL])
+def test_d11_a_source_that_is_stopped_or_killed_costs_no_request(
+    started: Processes, tmp_path: Path, ending: signal.Signals
+) -> None:
+    fleet = start(started, tmp_path, 3)
+    head = words(HEAD)
+    fleet.known(head)
+    holder = max(fleet.workers, key=lambda one: fleet.gateway.rank(one)["held_blocks"])
+    with ThreadPoolExecutor(1) as pool:
+        crowd = pool.submit(fleet.crowd, head, 6)
+        try:
+            holder.send(ending)
+            if ending is signal.SIGKILL:
+                crowd.result()
+            else:
+                others = [one for one in fleet.workers if one is not holder]
+                until(lambda: crowd.done() or sum(map(busy, others)) == 0, "the others go on")
+        finally:
+            holder.send(signal.SIGCONT)
+        crowd.result()  # which checked every answer
+
+
+def busy(worker: Process) -> int:
+    text = httpx.get(worker.url + "/metrics", timeout=30.0).text
+    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_")]
+    return sum(round(float(line.rpartition(" ")[2])) for line in lines)
