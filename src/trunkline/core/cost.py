@@ -118,8 +118,8 @@ class CostModel:
         `matched_tokens` of it.
 
         `churn_floor` is what a calm worker may have taken in without being the dearer for it, in
-        the scale of the churn clock. What more than half of the workers hold is common property: a
-        worker that lacks it will need it anyway, so computing it there is not charged (its
+        the scale of the churn clock. What half of the workers hold is common property: a worker
+        that lacks it will need it anyway, so computing it there is not charged (its
         imbalance is negative). Hot prefixes thus end up everywhere, by load alone. Where `source`
         has more than a worker, pulling that is considered.
         """
@@ -210,8 +210,14 @@ class CostModel:
 
 
 def common_tokens(matched_tokens: list[int]) -> int:
-    """How much of a prompt more than half of the workers hold; 0 for no workers."""
-    return sorted(matched_tokens)[(len(matched_tokens) - 1) // 2] if matched_tokens else 0
+    """How much of a prompt half of the workers hold; 0 for no workers. Of a small fleet it takes
+    four of them, or more than half: one of two is nobody's common property.
+    """
+    count = len(matched_tokens)
+    if not count:
+        return 0
+    holders = max((count + 1) // 2, min(4, count // 2 + 1))
+    return sorted(matched_tokens)[count - holders]
 
 
 def calibrate(queue: PrefillQueue, *, predicted_ms: float, observed_ms: float) -> None:
