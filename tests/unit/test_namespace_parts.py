@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 from test_identity import EPOCHS, MODEL, ROOT_KEY, SCOPE, mutations
-from worker_tenants import BLOCK, SUBJECTS, Store, tokens
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.template import load_template
@@ -28,6 +27,7 @@ from trunkline.worker.app import WorkerParts, build_app
 from trunkline.worker.fence import Fence, Reason
 from trunkline.worker.options import Feed, WorkerOptions
 from trunkline.worker.ticket import Ticket, ticket_from
+from worker_tenants import BLOCK, SUBJECTS, Store, tokens
 
 BASE = derive_namespace(ROOT_KEY, SCOPE, MODEL)
 PROMPT = tokens(5 * BLOCK + 3)

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
-from worker_tenants import BLOCK, EPOCHS, SUBJECTS, VOCAB, Store, right, ticket, tokens
 
 from trunkline.core.freshness import Freshness, Grant, Taken
 from trunkline.core.profiles import Profile, Scheduling
@@ -29,6 +28,7 @@ from trunkline.worker.jobs import Job, Jobs
 from trunkline.worker.requests import BadRequest
 from trunkline.worker.schedule import make_schedule
 from trunkline.worker.ticket import Ticket
+from worker_tenants import BLOCK, EPOCHS, SUBJECTS, VOCAB, Store, right, ticket, tokens
 
 Json = dict[str, Any]
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, Store, right, ticket, tokens
 
 from trunkline.core.freshness import Grant, Taken
 from trunkline.ports.publisher import BlockRemoved, RunStored
 from trunkline.worker.blocks import Block, BlockState
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.fence import Reason
+from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, Store, right, ticket, tokens
 
 PROMPT = tokens(70)
 """Four full blocks that can hit."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from worker_tenants import BLOCK, tokens
 
 from trunkline.core.transfer import KV_KEY_BYTES, kv_chain
 from trunkline.worker.blocks import Terms, zones_of
 from trunkline.worker.names import name_blocks
 from trunkline.worker.requests import Region
+from worker_tenants import BLOCK, tokens
 
 PROMPT = tokens(5 * BLOCK + 7)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, VOCAB, Store, ticket, tokens
 
 from trunkline.core.profiles import Profile, Scheduling
 from trunkline.core.records import Instant
@@ -31,6 +30,7 @@ from trunkline.worker.pulls import (
 )
 from trunkline.worker.requests import BadRequest, Region
 from trunkline.worker.schedule import make_schedule
+from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, VOCAB, Store, ticket, tokens
 
 PROMPT = tokens(4 * BLOCK + 6)
 PUBLIC_NS = b"p" * 16

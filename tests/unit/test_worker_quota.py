@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worker_tenants import BLOCK, Store, ticket, tokens
 
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.quota import MAX_DOMAINS, Places
 from trunkline.worker.ticket import Ticket
+from worker_tenants import BLOCK, Store, ticket, tokens
 
 
 def _named(letter: str, *, floor: int = 0, cap: int | None = None) -> Ticket:

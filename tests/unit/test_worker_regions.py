@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from worker_tenants import BLOCK, VOCAB, Store, right, ticket, tokens
 
 from trunkline.adapters.event_publisher import encode_batch
 from trunkline.adapters.vllm_events import decode_batch
@@ -16,6 +15,7 @@ from trunkline.core.transfer import kv_chain
 from trunkline.ports.publisher import RunStored
 from trunkline.worker.fence import Reason
 from trunkline.worker.requests import MAX_REGION_BLOCKS, MAX_REGIONS, BadRequest, Reader, Region
+from worker_tenants import BLOCK, VOCAB, Store, right, ticket, tokens
 
 PUBLIC = Region(blocks=2, salt="public")
 PUBLIC_NS = b"p" * 16

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from worker_tenants import BLOCK, BLOCK_BYTES, EPOCHS, NS, SUBJECTS, Store, ticket, tokens
 
 from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason as KvReason
@@ -21,6 +20,7 @@ from trunkline.worker.lifting import MAX_LIFTS, Lifts
 from trunkline.worker.pulls import PullCall
 from trunkline.worker.requests import Region
 from trunkline.worker.tiers import HostTier
+from worker_tenants import BLOCK, BLOCK_BYTES, EPOCHS, NS, SUBJECTS, Store, ticket, tokens
 
 PROMPT = tokens(4 * BLOCK + 6)
 OTHER_NS = b"o" * 16

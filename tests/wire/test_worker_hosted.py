@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from fleet import Process, Processes, processes, until
+from pulling import LONG, host_bytes, new_prompt, pair, ready
+from single import replayed
 from tenants import Caller, Tenants, tenants
 
 from trunkline.core.simkv import answer_tokens
@@ -83,3 +85,30 @@ def test_what_a_tenant_has_in_host_memory_goes_with_its_revocation(
     receipt = fleet.raised("invalidate", "tenant/acme")
     assert receipt["condemned_bytes"]["host"] >= 8 * BLOCK * 64
     assert cached(mine, PROMPT) == 0
+
+
+def test_ranks_share_host_memory_and_each_tells_of_it(tmp_path: Path) -> None:
+    with pair(tmp_path, "--data-parallel-size", "2") as (fleet, worker, _):
+        prompt = new_prompt()
+        first, second = ({"x-data-parallel-rank": rank} for rank in ("0", "1"))
+        until(lambda: worker.cached(prompt, first) == LONG, "the first rank has it")
+        until(lambda: worker.cached(prompt, second) == LONG, "so has the other one")
+        assert worker.metric("vllm:prompt_tokens_cached_by_source_total", source="host") >= LONG
+        sources = worker.http.get("/kv_event_sources").json()["sources"]
+        for source in sources:
+            batches = replayed(source["replay_endpoint"])
+            events = [event for _, batch in batches for event in batch[1]]
+            stored = [event for event in events if event.get("medium") == "CPU"]
+            assert [event["token_ids"] for event in stored] == [prompt[:LONG]]
+        assert len(sources) == 2
+        assert fleet.rev == 1
+
+
+def test_a_reset_empties_host_memory_too(tmp_path: Path) -> None:
+    with pair(tmp_path) as (_, worker, _):
+        prompt = new_prompt()
+        ready(worker, prompt)
+        assert worker.http.post("/reset_prefix_cache").json() == {"success": True}
+        assert host_bytes(worker) == 0
+        assert worker.cached(prompt) == 0
+        ready(worker, prompt)
