@@ -19,7 +19,8 @@ EVERY_FLAG = [
     *("--block-tokens", "64", "--time-divisor", "1000", "--spread-ticks", "--load", "0.3"),
     *("--rate", "2.5", "--speed", "1.1", "--time-scale", "0.0625", "--sessions", "closed"),
     *("--max-in-flight", "64", "--timeout-s", "30", "--policies", "cache_aware,random"),
-    *("--workers", "3", "--feed", "digest", "--target", "http://a:1", "--target", "http://b:2"),
+    *("--workers", "3", "--feed", "digest", "--link-gbit", "100"),
+    *("--host-factor", "2", "--target", "http://a:1", "--target", "http://b:2"),
     *("--model", "it's mine", "--vocab-size", "100", "--no-verify", "--bar", "lost==0"),
     *("--bar", "ttft_ms.p95<=1.02*baselines.random.ttft_ms.p95", "--fail-if", "false_hits>0"),
     *("--json", "out.json", "--html=-dash.html"),
@@ -112,3 +113,18 @@ def test_numbers_out_of_bounds_are_refused_by_name(words: list[str], said: str) 
 def test_files_that_cannot_be_written_are_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its folder does not exist"):
         flags.check(parse(["--html", str(tmp_path / "absent" / "x.html")]))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--link-gbit", "0"], "--link-gbit is 0"),
+        (["--link-gbit", "10001"], "--link-gbit is 10001"),
+        (["--host-factor", "-1"], "--host-factor is -1"),
+        (["--host-factor", "1001"], "--host-factor is 1001"),
+        (["--link-gbit", "25", "--host-factor", "0"], "--link-gbit needs a --host-factor"),
+    ],
+)
+def test_flags_of_movement_have_bounds(words: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        flags.check(parse(words))

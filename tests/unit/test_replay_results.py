@@ -220,8 +220,12 @@ trunkline_directory_lookup_seconds_bucket{le="2e-05"} 90
 trunkline_directory_lookup_seconds_bucket{le="0.0001"} 100
 trunkline_directory_lookup_seconds_bucket{le="+Inf"} 100
 trunkline_over_claims_total 12.0
-trunkline_transfer_bytes_total{source="w\\"1"} 100
-trunkline_transfer_bytes_total{source="w2"} 20
+trunkline_pulled_bytes_total{source="w\\"1"} 100
+trunkline_pulled_bytes_total{source="w2"} 20
+trunkline_pulled_tokens_total 7
+trunkline_plans_total{plan="local"} 3
+trunkline_plans_total{plan="pull"} 2
+trunkline_decision_net_gain_seconds 0.25
 trunkline_worker_prefill_tokens_total{worker="w1"} 300
 trunkline_worker_prefill_tokens_total{worker="w2"} 100
 nonsense line here
@@ -241,6 +245,9 @@ def test_gateway_metrics_become_counters_of_the_run() -> None:
     told = counters_from_metrics(METRICS)
     assert told.over_claims == 12
     assert told.transfer_bytes == 120
+    assert told.pulled_tokens == 7
+    assert told.plans == {"local": 3, "pull": 2}
+    assert told.net_saved_ms == 250.0
     assert told.worker_work == {"w1": 300.0, "w2": 100.0}
     assert told.directory_lookup_us is not None
     assert told.directory_lookup_us.p50 == pytest.approx(10.0)

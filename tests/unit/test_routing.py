@@ -198,8 +198,10 @@ def test_the_terms_add_up_to_the_cost_and_to_the_gain() -> None:
         )
         assert columns.cost_ms[i] == pytest.approx(total)
     assert decision.worker == "w0"
-    blind_ms = 5.0 + 2_000 * 0.1  # all computed on w2, whose queue is empty
-    assert decision.gain.net_ms == pytest.approx(blind_ms - columns.cost_ms[0])
+    # Blind to caches, all of it would be computed on w2, whose queue is empty.
+    assert columns.matched_tokens[2] == 0
+    assert decision.gain.net_ms == pytest.approx(columns.cost_ms[2] - columns.cost_ms[0])
+    assert decision.gain.saved_prefill_ms == pytest.approx(160.0)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ _CALIBRATION_FLOOR_MS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostColumns:
-    """The terms for each worker, in the order given; all in ms but `pulled_tokens`."""
+    """The terms for each worker, in the order given; all in ms but the last two."""
 
     queue_ms: list[float]
     transfer_ms: list[float]
@@ -50,6 +50,8 @@ class CostColumns:
     imbalance_ms: list[float]
     decode_pressure_ms: list[float]
     cost_ms: list[float]
+    churn_price: float
+    """What churn makes of a ms of inserting prefill, a token of churn."""
     pulled_tokens: list[int]
     """Leading tokens beyond its own that it would take from the source; 0 where it would not."""
 
@@ -160,6 +162,7 @@ class CostModel:
             imbalance_ms=imbalance_column,
             decode_pressure_ms=decode_column,
             cost_ms=cost_column,
+            churn_price=churn_price,
             pulled_tokens=[0] * len(states),
         )
         if source is not None and self.links is not None:

@@ -144,7 +144,8 @@ PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
 
 
 def profile_named(name: str) -> Profile:
-    """A profile of the table, or one spelt out as `fifo:FIXED_MS,TOKEN_MS,DECODE_MS`.
+    """A profile of the table, or one spelt out as `fifo:FIXED_MS,TOKEN_MS,DECODE_MS`, and after
+    that, where it is not 131,072, the bytes of KV of a token.
 
     Raises ValueError that lists the known names.
     """
@@ -159,26 +160,35 @@ def profile_named(name: str) -> Profile:
         ) from error
 
 
-def fifo_profile(fixed_ms: float, token_ms: float, decode_ms: float) -> str:
+def fifo_profile(
+    fixed_ms: float, token_ms: float, decode_ms: float, kv_bytes_per_token: int = 128 << 10
+) -> str:
     """The name that `profile_named` reads back."""
-    return f"{_SPELT}{fixed_ms!r},{token_ms!r},{decode_ms!r}"
+    times = f"{_SPELT}{fixed_ms!r},{token_ms!r},{decode_ms!r}"
+    return times if kv_bytes_per_token == _KV_BYTES else f"{times},{kv_bytes_per_token}"
 
 
 _SPELT = "fifo:"
+_KV_BYTES = 128 << 10
 
 
 def _spelt(name: str) -> Profile:
     try:
-        fixed_ms, token_ms, decode_ms = map(float, name.removeprefix(_SPELT).split(","))
+        *times, last = name.removeprefix(_SPELT).split(",")
+        fixed_ms, token_ms, decode_ms = map(float, times if len(times) == 3 else [*times, last])
+        kv_bytes = int(last) if len(times) == 3 else _KV_BYTES
     except ValueError as error:
-        raise ValueError(f"profile {name!r}: {_SPELT}FIXED,TOKEN,DECODE in ms is needed") from error
+        raise ValueError(
+            f"profile {name!r}: {_SPELT}FIXED,TOKEN,DECODE in ms is needed, and KV bytes a token "
+            f"where these are not {_KV_BYTES}"
+        ) from error
     return Profile(
         name=name,
         prefill_fixed_ms=fixed_ms,
         prefill_token_ms=token_ms,
         prefill_context_ms=0.0,
         decode_token_ms=decode_ms,
-        kv_bytes_per_token=128 << 10,
+        kv_bytes_per_token=kv_bytes,
         max_batch_tokens=8_192,
         scheduling=Scheduling.FIFO,
         source="spelt out by the user",

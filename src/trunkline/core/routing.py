@@ -126,7 +126,6 @@ class Router:
         excluded: dict[WorkerId, Exclusion],
     ) -> Decision:
         columns = question.columns
-        full_ms = self._cost.prefill_ms(request.prompt_tokens, 0)
         return Decision(
             request_id=request.request_id,
             policy=self._policy_name,
@@ -134,7 +133,7 @@ class Router:
             choice=choice.index,
             reason=choice.reason,
             source=source.worker if source and columns.pulled_tokens[choice.index] else None,
-            gain=_gain(question.states, columns, choice.index, full_ms),
+            gain=_gain(question.states, columns, choice.index, self._cost, request.prompt_tokens),
             candidates=Candidates(
                 workers=[state.worker for state in question.states],
                 matched_tokens=question.matched_tokens,
@@ -164,17 +163,23 @@ def _without_full(
     return [states[i] for i in kept], [matched[i] for i in kept], {**excluded, **dropped}
 
 
-def _gain(states: list[WorkerState], columns: CostColumns, choice: int, full_ms: float) -> Gain:
+def _gain(
+    states: list[WorkerState], columns: CostColumns, choice: int, cost: CostModel, tokens: int
+) -> Gain:
     """What the choice wins over the best that cache-blind routing could do: the least queue, all
-    computed.
+    computed. The sum is the difference of the two costs.
     """
     blind = min(range(len(states)), key=columns.queue_ms.__getitem__)
-    blind_miss_ms = full_ms * states[blind].queue.scale
+    queue = states[blind].queue
+    blind_miss_ms = cost.prefill_ms(tokens, 0) * queue.scale
+    inserting_ms = blind_miss_ms - cost.fixed_ms * queue.scale
+    blind_imbalance_ms = columns.churn_price * queue.churn * inserting_ms
     return Gain(
         saved_prefill_ms=blind_miss_ms - columns.miss_ms[choice],
         queue_ms=columns.queue_ms[choice] - columns.queue_ms[blind],
         transfer_ms=columns.transfer_ms[choice],
         imbalance_ms=columns.imbalance_ms[choice]
+        - blind_imbalance_ms
         + columns.decode_pressure_ms[choice]
         - columns.decode_pressure_ms[blind],
     )

@@ -154,12 +154,15 @@ async def _run_policy(job: _Job, parts: ReplayParts) -> tuple[PolicyRun, Sequenc
 
 
 def _plan(job: _Job) -> FleetPlan:
-    """The workload's fleet. With lighter blocks the prefill of a token costs more, so a block
-    costs the same.
+    """The workload's fleet. With lighter blocks the prefill of a token costs more and its KV is
+    larger, so a block costs the same.
     """
     workload = job.workload or find_workload("W5")
     trace_tokens = job.requests[0].block_tokens or workload.block_tokens
     sent_tokens = job.arguments.tokens_per_block or trace_tokens
+    link_gbit, host_factor = job.arguments.link_gbit, job.arguments.host_factor
+    if host_factor is None:
+        host_factor = flags.PULLING_HOST_FACTOR if link_gbit is not None else 0.0
     return FleetPlan(
         policy=job.policy,
         workers=job.arguments.workers or workload.workers,
@@ -169,7 +172,10 @@ def _plan(job: _Job) -> FleetPlan:
             workload.prefill_fixed_ms,
             workload.prefill_token_ms * trace_tokens / sent_tokens,
             workload.decode_token_ms,
+            kv_bytes_per_token=round((128 << 10) * trace_tokens / sent_tokens),
         ),
+        link_gbit=link_gbit,
+        host_blocks=round(host_factor * workload.capacity_blocks),
         time_scale=job.arguments.time_scale,
         feed=job.arguments.feed,
     )

@@ -38,6 +38,11 @@ class FleetCounters:
     kv_memory_bytes: int | None = None
     gateway_memory_bytes: int | None = None
     over_claims: int | None = None
+    plans: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How often a prompt's beginning was to be found, pulled or computed."""
+    pulled_tokens: int | None = None
+    net_saved_ms: float | None = None
+    """Sum over all choices, against the best that is blind to caches; predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,10 @@ class MetricNames:
 
     lookup_seconds: str = "trunkline_directory_lookup_seconds"
     queue_seconds: str = "trunkline_queue_wait_seconds"
-    transfer_bytes: str = "trunkline_transfer_bytes_total"
+    transfer_bytes: str = "trunkline_pulled_bytes_total"
+    pulled_tokens: str = "trunkline_pulled_tokens_total"
+    plans: str = "trunkline_plans_total"
+    net_gain_seconds: str = "trunkline_decision_net_gain_seconds"
     over_claims: str = "trunkline_over_claims_total"
     worker_work: str = "trunkline_worker_prefill_tokens_total"
     worker_label: str = "worker"
@@ -88,6 +96,7 @@ def counters_from_metrics(
     """Figures of a run from the gateway's metrics at its end, less those at its beginning."""
     chosen = names or MetricNames()
     late, early = parse_metrics(after), parse_metrics(before)
+    saved_s = _grown(late, early, chosen.net_gain_seconds)
     return FleetCounters(
         worker_work=_by_label(late, early, chosen.worker_work, chosen.worker_label),
         directory_lookup_us=_quantiles(late, early, chosen.lookup_seconds, 1e6),
@@ -96,6 +105,12 @@ def counters_from_metrics(
         kv_memory_bytes=_whole(_total(late, chosen.kv_memory_bytes)),
         gateway_memory_bytes=_whole(_total(late, chosen.gateway_memory_bytes)),
         over_claims=_whole(_grown(late, early, chosen.over_claims)),
+        plans={
+            plan: round(count)
+            for plan, count in _by_label(late, early, chosen.plans, "plan").items()
+        },
+        pulled_tokens=_whole(_grown(late, early, chosen.pulled_tokens)),
+        net_saved_ms=None if saved_s is None else saved_s * 1e3,
     )
 
 

@@ -23,9 +23,17 @@ MAX_OUTPUT_TOKENS = 16
 CAPACITY_BLOCKS = 4_000
 """Half the workers of W1 with twice the cache each."""
 
+LINK_GBIT = 25.0
+"""What many GPU servers have; a tenth of what the fastest have."""
+HOST_FACTOR = 4.0
+
 BARS = (
     "hit_tokens_ratio>=2*baselines.least_queue.hit_tokens_ratio",
     "ttft_ms.mean<=1*baselines.round_robin.ttft_ms.mean",
+    "plans.local>0",
+    "plans.pull>0",
+    "plans.recompute>0",
+    "net_saved_ms>0",
     "false_hits==0",
     "lost==0",
 )
@@ -52,6 +60,8 @@ def replay_arguments(args: argparse.Namespace) -> argparse.Namespace:
         *("--time-scale", str(TIME_SCALE)),
         *("--tokens-per-block", str(TOKENS_PER_BLOCK)),
         *("--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
+        *("--link-gbit", str(LINK_GBIT)),
+        *("--host-factor", str(HOST_FACTOR)),
     ]
     for bar in BARS:
         words += ["--bar", bar]
@@ -69,6 +79,8 @@ def serve_plan(args: argparse.Namespace) -> FleetPlan:
         block_tokens=TOKENS_PER_BLOCK,
         profile="llama-3.1-8b-h100",
         time_scale=1.0,
+        link_gbit=LINK_GBIT,
+        host_blocks=round(HOST_FACTOR * CAPACITY_BLOCKS),
         port=args.port,
         admin_port=args.admin_port,
     )

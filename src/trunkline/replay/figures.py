@@ -42,6 +42,8 @@ def specimen(baselines: Iterable[str] = ()) -> dict[str, Any]:
         transfer_bytes=0,
         kv_memory_bytes=0,
         gateway_memory_bytes=0,
+        pulled_tokens=0,
+        net_saved_wall_ms=0.0,
     )
     figures = summary.as_dict()
     return {**figures, "baselines": {name: dict(figures, baselines={}) for name in baselines}}

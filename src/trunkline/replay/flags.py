@@ -20,8 +20,12 @@ from trunkline.replay.workloads import explained
 
 DEFAULT_POLICIES = "cache_aware,least_queue,round_robin"
 MANUAL = "trunkline replay --figures"
+PULLING_HOST_FACTOR = 4.0
+"""Host memory of a server is a few times its device's."""
+MAX_HOST_FACTOR = 1_000.0
+MAX_LINK_GBIT = 10_000.0
 
-_ABOVE_ZERO = ("load", "rate", "speed", "time_scale", "time_divisor", "timeout_s")
+_ABOVE_ZERO = ("load", "rate", "speed", "time_scale", "time_divisor", "timeout_s", "link_gbit")
 _AT_LEAST_ONE = (
     *("requests", "workers", "block_tokens", "tokens_per_block", "max_output_tokens"),
     *("max_in_flight", "vocab_size"),
@@ -52,6 +56,12 @@ def check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"{_flag(name)} is {value}, at least 1 is needed")
+    for name, most in (("link_gbit", MAX_LINK_GBIT), ("host_factor", MAX_HOST_FACTOR)):
+        value = getattr(arguments, name)
+        if value is not None and not 0.0 <= value <= most:
+            raise ConfigError(f"{_flag(name)} is {value:g}, allowed are 0 to {most:g}")
+    if arguments.link_gbit is not None and arguments.host_factor == 0.0:
+        raise ConfigError("--link-gbit needs a --host-factor: pulls go between host memories")
     for path in (arguments.html, arguments.json):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path} cannot be written: its folder does not exist")
@@ -146,6 +156,11 @@ def _add_fleet(parser: argparse.ArgumentParser) -> list[argparse.Action]:
             help="simulated workers [the workload's own, see below]"),
         add("--feed", choices=FEEDS, default="exact",
             help="how workers tell what they hold [exact]"),
+        add("--link-gbit", type=float, metavar="RATE",
+            help="workers pull KV from one another over links of so many Gbit/s [they do not]"),
+        add("--host-factor", type=float, metavar="FACTOR",
+            help="host memory for KV at each worker, in times of its device memory; pulls need it "
+            f"[0, and {PULLING_HOST_FACTOR:g} with --link-gbit]"),
     ]  # fmt: skip
 
 

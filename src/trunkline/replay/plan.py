@@ -26,6 +26,10 @@ class FleetPlan:
     time_scale: float
     feed: str = "exact"
     """How workers tell what they hold: one of `FEEDS`."""
+    link_gbit: float | None = None
+    """Speed of the workers' links; None where they pull nothing."""
+    host_blocks: int = 0
+    """Blocks in a worker's host memory, beside those of its device."""
     port: int = 0
     admin_port: int = 0
     """0 takes any free port."""

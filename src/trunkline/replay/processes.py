@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -108,6 +109,8 @@ class ProcessFleets:
         self._workers: list[Child] = []
         self._plan: FleetPlan | None = None
         self._gateways: list[Child] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        """Of the transfer key, where workers pull."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,6 +122,20 @@ class ProcessFleets:
         trace: TracebackType | None,
     ) -> None:
         await _stop_all([*self._gateways, *self._workers])
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _link_words(self, plan: FleetPlan) -> list[str]:
+        """What both workers and gateway must know of links; nothing where nobody pulls."""
+        if plan.link_gbit is None:
+            return []
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="trunkline-")
+            key = Path(self._folder.name) / "transfer.key"
+            key.touch(mode=0o600)
+            key.write_text(os.urandom(32).hex())
+        key_file = str(Path(self._folder.name) / "transfer.key")
+        return ["--transfer-key-file", key_file, "--link-gbit", str(plan.link_gbit)]
 
     async def start(self, plan: FleetPlan) -> ProcessFleet:
         """A gateway with the plan's policy in front of empty workers. Raises StartFailed."""
@@ -129,9 +146,10 @@ class ProcessFleets:
         else:
             await _stop_all(self._workers)
             self._workers = []
-            self._workers = await _start_workers(plan, admin_port)
+            self._workers = await _start_workers(plan, admin_port, self._link_words(plan))
             self._plan = plan
-        gateway = await start_child("gateway", _gateway_words(plan, self._workers, admin_port))
+        words = _gateway_words(plan, self._workers, admin_port) + self._link_words(plan)
+        gateway = await start_child("gateway", words)
         self._gateways.append(gateway)
         await gateway.wait_ready()
         fleet = ProcessFleet(
@@ -278,7 +296,9 @@ def resident_bytes(pid: int) -> int | None:
     return None
 
 
-async def _start_workers(plan: FleetPlan, admin_port: int) -> list[Child]:
+async def _start_workers(
+    plan: FleetPlan, admin_port: int, link_words: Sequence[str]
+) -> list[Child]:
     words = [
         "worker",
         *("--profile", plan.profile),
@@ -287,6 +307,8 @@ async def _start_workers(plan: FleetPlan, admin_port: int) -> list[Child]:
         *("--block-size", str(plan.block_tokens)),
         *("--feed", plan.feed),
         *("--model", MODEL),
+        *("--host-blocks", str(plan.host_blocks)),
+        *link_words,
     ]
     if plan.feed == "digest":
         words += ["--heartbeat-url", f"http://127.0.0.1:{admin_port}/heartbeat"]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trunkline.core.decision import Plan
 from trunkline.replay.counters import FleetCounters, Quantiles, percentile
 from trunkline.replay.records import RequestRecord, Verdict
 
@@ -75,6 +76,10 @@ class Summary:
     transfer_bytes: int | None
     kv_memory_bytes: int | None
     gateway_memory_bytes: int | None
+    plans: Mapping[str, int] = field(default_factory=dict[str, int])
+    pulled_tokens: int | None = None
+    net_saved_wall_ms: float | None = None
+    """Predicted, summed over all choices."""
     baselines: Mapping[str, Summary] = field(default_factory=dict[str, "Summary"])
 
     @property
@@ -97,6 +102,12 @@ class Summary:
     def ttft_ms(self) -> Spread | None:
         """Engine time."""
         return None if self.ttft_wall_ms is None else self.ttft_wall_ms.divided(self.time_scale)
+
+    @property
+    def net_saved_ms(self) -> float | None:
+        """Engine time, the mean over requests."""
+        saved_ms = self.net_saved_wall_ms
+        return None if saved_ms is None else saved_ms / self.time_scale / max(1, self.requests)
 
     @property
     def busiest_over_mean_work(self) -> float | None:
@@ -134,6 +145,9 @@ class Summary:
             "busiest_over_mean_work": _rounded(self.busiest_over_mean_work),
             "worker_work": {name: _rounded(work) for name, work in self.worker_work.items()},
             "transfer_bytes": self.transfer_bytes,
+            "pulled_tokens": self.pulled_tokens,
+            "plans": {plan.value: self.plans.get(plan.value, 0) for plan in Plan},
+            "net_saved_ms": _rounded(self.net_saved_ms),
             "kv_memory_bytes": self.kv_memory_bytes,
             "gateway_memory_bytes": self.gateway_memory_bytes,
             "over_claims": self.over_claims,
@@ -187,6 +201,9 @@ def summarise(
         transfer_bytes=told.transfer_bytes,
         kv_memory_bytes=told.kv_memory_bytes,
         gateway_memory_bytes=told.gateway_memory_bytes,
+        plans=told.plans,
+        pulled_tokens=told.pulled_tokens,
+        net_saved_wall_ms=told.net_saved_ms,
     )
 
 
