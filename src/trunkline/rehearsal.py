@@ -87,7 +87,12 @@ async def _replay(args: argparse.Namespace) -> int:
     from trunkline.replay.processes import ProcessFleets
 
     tokenizer = load_tokenizer(OWN_MODEL)
-    fleets = ProcessFleets(fetch=fetch, decode=tokenizer.decode, vocab_size=tokenizer.vocab_size)
+    fleets = ProcessFleets(
+        fetch=fetch,
+        decode=tokenizer.decode,
+        vocab_size=tokenizer.vocab_size,
+        draw=secrets.token_bytes,
+    )
     async with fleets:
         parts = command.ReplayParts(
             clock=SystemClock(),
@@ -126,7 +131,12 @@ async def _keep_fleet(args: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     tokenizer = load_tokenizer(OWN_MODEL)
-    fleets = ProcessFleets(fetch=fetch, decode=tokenizer.decode, vocab_size=tokenizer.vocab_size)
+    fleets = ProcessFleets(
+        fetch=fetch,
+        decode=tokenizer.decode,
+        vocab_size=tokenizer.vocab_size,
+        draw=secrets.token_bytes,
+    )
     async with fleets:
         fleet = await fleets.start(tour.serve_plan(args))
         sys.stdout.write(tour.greeting(fleet.target_urls[0], fleet.admin_url))

@@ -211,12 +211,46 @@ def test_beyond_the_bound_of_pulls_a_request_is_computed_at_once(
 ) -> None:
     with pair(tmp_path, "--link-gbit", "0.002") as two, ThreadPoolExecutor(16) as threads:
         fleet, source, destination = two
-        ready(source, prompt)
+        prompts = [[token + shift for token in prompt] for shift in range(9)]
+        for one in prompts:
+            ready(source, one)
         orders = [
-            fleet.order(source, fleet.grant(source, destination, prompt=prompt)) for _ in range(9)
+            fleet.order(source, fleet.grant(source, destination, prompt=one)) for one in prompts
         ]
-        answers = list(threads.map(lambda order: destination.ask(prompt, order), orders))
+        answers = list(threads.map(destination.ask, prompts, orders))
         reasons = [pulled(answer)["reason"] for answer in answers]
         assert reasons.count("busy") >= 1
         assert destination.metric("trunkline:pulls_running") == 0
         assert staged(destination) == 0
+
+
+def test_others_wait_for_what_is_being_pulled_and_neither_compute_nor_pull_it(
+    tmp_path: Path, prompt: list[int]
+) -> None:
+    with pair(tmp_path, *SLOW) as two, ThreadPoolExecutor() as threads:
+        fleet, source, destination = two
+        first = _begun(threads, two, prompt)
+        order = fleet.order(source, fleet.grant(source, destination, prompt=prompt))
+        granted = threads.submit(destination.ask, prompt, order)
+        plain = threads.submit(destination.ask, prompt)
+        other = threads.submit(destination.ask, [token + 1 for token in prompt])
+        assert cached(other.result().json()) == 0
+        assert destination.metric("trunkline:pulls_running") == 1, "it waited for nothing"
+        assert pulled(first.result())["blocks"] == BLOCKS
+        assert cached(plain.result().json()) == LONG
+        assert cached(granted.result().json()) == LONG
+        assert pulled(granted.result())["blocks"] == 0, "there was nothing left to pull"
+
+
+def test_who_waits_for_a_pull_that_comes_to_nothing_is_served(
+    tmp_path: Path, prompt: list[int]
+) -> None:
+    with pair(tmp_path, *SLOW) as two, ThreadPoolExecutor() as threads:
+        fleet, source, destination = two
+        first = _begun(threads, two, prompt)
+        fleet.members.remove(source)
+        waiting = [threads.submit(destination.ask, prompt) for _ in range(3)]
+        source.process.kill()
+        assert pulled(first.result())["end"] == "rejected"
+        assert all(one.result().status_code == 200 for one in waiting)
+        assert (staged(destination), destination.metric("trunkline:pulls_running")) == (0, 0)

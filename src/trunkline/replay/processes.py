@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,7 +102,11 @@ async def start_child(name: str, words: Sequence[str]) -> Child:
 class ProcessFleets:
     """Starts fleets for replay; an async context manager that ends every process it started."""
 
-    def __init__(self, *, fetch: Fetch, decode: Decode, vocab_size: int) -> None:
+    def __init__(
+        self, *, fetch: Fetch, decode: Decode, vocab_size: int, draw: Callable[[int], bytes]
+    ) -> None:
+        """`draw(n)` gives n unguessable bytes."""
+        self._draw = draw
         self._fetch = fetch
         self._decode = decode
         self._vocab_size = vocab_size
@@ -133,7 +137,7 @@ class ProcessFleets:
             self._folder = tempfile.TemporaryDirectory(prefix="trunkline-")
             key = Path(self._folder.name) / "transfer.key"
             key.touch(mode=0o600)
-            key.write_text(os.urandom(32).hex())
+            key.write_text(self._draw(32).hex())
         key_file = str(Path(self._folder.name) / "transfer.key")
         return ["--transfer-key-file", key_file, "--link-gbit", str(plan.link_gbit)]
 

@@ -63,6 +63,8 @@ class Answer:
         call, cache = job.call, self.engine.cache
         if call is None:
             return
+        if call.order is None and self.pulls is not None:
+            await self.pulls.follow(call, cache, job.prompt, job.salt, job.terms)
         if self.lifts is not None:
             await self.lifts.lift(call, cache, job.prompt, job.salt, job.terms)
         if call.order is not None:

@@ -192,7 +192,7 @@ class Api:
             terms = self._terms(request, generation)
             call = self._call(request, terms)
         rank = self._rank_for(request)
-        if call is None and self._waits_for_disk(rank, generation, terms):
+        if call is None and self._waits_for_kv(rank, generation, terms):
             call = PullCall(None)
         try:
             job = rank.engine.submit(
@@ -247,11 +247,15 @@ class Api:
             raise bad_header(PULL_HEADER, "it needs a ticket beside it")
         return PullCall(order)
 
-    def _waits_for_disk(self, rank: Rank, asked: Generation, terms: Terms) -> bool:
-        lifts = self.storage.lifts if self.storage else None
-        if lifts is None:
+    def _waits_for_kv(self, rank: Rank, asked: Generation, terms: Terms) -> bool:
+        """Whether what it can reuse lies on disk, or is on its way here for somebody else."""
+        storage, cache = self.storage, rank.engine.cache
+        if storage is None:
             return False
-        return lifts.is_wanted(rank.engine.cache, asked.prompt, asked.salt, terms)
+        exchange, lifts = storage.exchange, storage.lifts
+        if exchange and exchange.pulls.is_coming(cache, asked.prompt, asked.salt, terms):
+            return True
+        return lifts is not None and lifts.is_wanted(cache, asked.prompt, asked.salt, terms)
 
     def _rank_for(self, request: Request) -> Rank:
         """As told by the header; else the least busy, the first of equals."""

@@ -25,7 +25,14 @@ import msgspec
 
 from trunkline.core.epochs import SubjectKind
 from trunkline.core.records import Instant
-from trunkline.core.transfer import MAX_NAME_BYTES, Grant, PullEnd, Reason, read_grant
+from trunkline.core.transfer import (
+    MAX_GRANT_LIFE_MS,
+    MAX_NAME_BYTES,
+    Grant,
+    PullEnd,
+    Reason,
+    read_grant,
+)
 from trunkline.kv.client import Puller
 from trunkline.kv.peers import Source
 from trunkline.kv.pulls import Cancel, PullRequest
@@ -114,6 +121,8 @@ class PullCall:
         self.lifted_tokens = 0
         """What came up from disk for it."""
         self.cancelled = Cancel()
+        self.followers: list[PullCall] = []
+        """Of other requests that need what it pulls, and wait for that."""
         self._woken = asyncio.Event()
 
     def cancel(self) -> None:
@@ -121,13 +130,19 @@ class PullCall:
         self.cancelled.cancel()
         self._woken.set()
 
+    def wake(self) -> None:
+        """What it waits for has happened."""
+        self._woken.set()
+
     async def pause(self, ms: float) -> None:
-        """So long, or until it is cancelled."""
+        """So long, or until it is woken or cancelled."""
         try:
             async with asyncio.timeout(ms / 1e3):
                 await self._woken.wait()
         except TimeoutError:
             pass
+        if not self.cancelled.is_cancelled:
+            self._woken.clear()
 
 
 def order_from(headers: Sequence[tuple[bytes, bytes]]) -> PullOrder | None:
@@ -183,6 +198,8 @@ class Pulls:
         self._terms = terms
         self._threads = ThreadPoolExecutor(terms.max_pulls, thread_name_prefix="kv-pull")
         self.open_count = 0
+        self._coming: dict[bytes, PullCall] = {}
+        """Blocks that are being pulled, by whose call. At most `max_pulls` runs of a grant's."""
         self.ended: dict[tuple[PullEnd, Reason | None], int] = {}
         self.bytes_in = 0
         """Published here, as the profile has it."""
@@ -195,6 +212,7 @@ class Pulls:
         """
         order, began = call.order, self._clock.now()
         assert order is not None
+        await self.follow(call, cache, prompt, salt, terms)
         if self.open_count >= self._terms.max_pulls:
             self._end(call, _rejected(Reason.BUSY), began)
             return
@@ -205,6 +223,32 @@ class Pulls:
             call.cancel()  # whatever ended this, its thread ends as well
             self.open_count -= 1
         self._end(call, pulled, began)
+
+    def is_coming(
+        self, cache: BlockCache, prompt: array[int], salt: str | None, terms: Terms
+    ) -> bool:
+        """Whether what the prompt lacks is being pulled for another request."""
+        if not self._coming or terms.ticket is None:
+            return False
+        return self._leader(cache.sketch(prompt, salt, terms)) is not None
+
+    async def follow(
+        self, call: PullCall, cache: BlockCache, prompt: array[int], salt: str | None, terms: Terms
+    ) -> None:
+        """Wait for the pull, if there is one, that brings what the prompt lacks: it ends by itself,
+        and before this does nobody is to compute or to pull the same blocks.
+        """
+        if self.is_coming(cache, prompt, salt, terms):
+            leader = self._leader(cache.sketch(prompt, salt, terms))
+            assert leader is not None, "nothing came in between"
+            leader.followers.append(call)
+            await call.pause(MAX_GRANT_LIFE_MS)
+
+    def _leader(self, sequence: KvSequence) -> PullCall | None:
+        """Who pulls the first block that is missing."""
+        limit = (len(sequence.tokens) - 1) // self._terms.block_tokens
+        here = self._count_here(sequence, limit)
+        return self._coming.get(sequence.hashes[here]) if here < limit else None
 
     @property
     def overdue_count(self) -> int:
@@ -231,6 +275,21 @@ class Pulls:
             return Pulled(end=PullEnd.PUBLISHED, reason=None, first_block=first)
         if here < first:
             return _rejected(Reason.CHAIN)
+        names = sequence.hashes[here:last]
+        self._coming.update(dict.fromkeys(names, call))
+        try:
+            return await self._in_turn(call, grant, sketch)
+        finally:
+            for name in names:
+                if self._coming.get(name) is call:
+                    del self._coming[name]
+            for follower in call.followers:
+                follower.wake()
+
+    async def _in_turn(
+        self, call: PullCall, grant: Grant, sketch: Callable[[], KvSequence]
+    ) -> Pulled:
+        """When the link is free."""
         now = self._clock.now()
         begins, through = self._link.book(grant.block_count * self._terms.block_tokens, now)
         setup_ms = self._terms.setup_ms
