@@ -159,6 +159,16 @@ def test_where_no_source_is_known_nothing_is_pulled() -> None:
     assert table.route(8_208, [8_192, 0], [0, 0]).plan is Plan.RECOMPUTE
 
 
+def test_d34_a_worker_without_a_live_lease_is_neither_chosen_nor_a_source() -> None:
+    table = Fleet16(2, token_ms=0.1)
+    assert table.route(8_208, [8_192, 0]).worker == "w0"
+    table.fleet.renew_lease(WorkerId("w0"), BootInstant(BOOT))
+    decision = table.route(8_208, [8_192, 0])
+    assert (decision.worker, decision.plan) == ("w1", Plan.RECOMPUTE)
+    table.fleet.renew_lease(WorkerId("w0"), BootInstant(BOOT + 1.0))
+    assert table.route(8_208, [8_192, 0]).worker == "w0"
+
+
 def test_the_baselines_pull_nothing() -> None:
     for policy in ("round_robin", "least_queue", "random", "power_of_two", "consistent_hash"):
         table = Fleet16(2, token_ms=0.1, policy=policy)

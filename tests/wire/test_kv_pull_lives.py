@@ -101,6 +101,36 @@ def test_d04_d30_connections_of_an_earlier_life_are_closed_and_its_grants_refuse
         assert ends.puller.peers.idle_count == 1
 
 
+def test_d27_a_source_that_restarts_fifty_times_under_load_costs_single_pulls() -> None:
+    with running(Ends()) as ends:
+        port, is_over = ends.server.address[1], threading.Event()
+        results: list[PullResult] = []
+
+        def keep_pulling() -> None:
+            while not is_over.is_set():
+                results.append(ends.puller.pull(ends.request()))
+
+        threads = [threading.Thread(target=keep_pulling) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            ended = len(results)
+            wait_until(lambda ended=ended: len(results) > ended)
+            ends.server.close()
+            ends.server = PullServer(
+                ends.source.store, LAYOUT, identity("w1", "i1"), KEY, ends.clock,
+                replace(SERVER, port=port), host=Host(), draw=ends.draw.randbytes,
+            )  # fmt: skip
+            ends.server.start()
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        assert len(results) >= 50
+        assert {result.end for result in results} <= {PullEnd.PUBLISHED, PullEnd.REJECTED}
+        assert outcome(ends.pull())[0] is PullEnd.PUBLISHED
+        ends.settled()
+
+
 def test_d10_another_worker_at_the_port_is_refused() -> None:
     with running(Ends()) as ends:
         meant = replace(ends.at(), worker="w9")

@@ -161,6 +161,38 @@ def test_d11_a_source_that_is_stopped_or_killed_costs_no_request(
         crowd.result()  # which checked every answer
 
 
+def test_d05_d31_what_starts_anew_on_either_side_agrees_with_the_other_again(
+    started: Processes, tmp_path: Path
+) -> None:
+    """The directory, which is the gateway's, and the caches, which are the workers'."""
+    root = tmp_path / "root.key"
+    root.write_text(secrets.token_hex(32))
+    root.chmod(0o600)
+    rooted = ("--root-key-file", str(root))
+    workers = started.workers(2, *PROFILE)
+    urls = [worker.url for worker in workers]
+    fleet = Fleet(started.gateway(urls, *PROFILE, *rooted), workers)
+    heads = [words(HEAD) for _ in range(4)]
+    for head in heads:
+        fleet.known(head)
+    held = fleet.held()
+    fleet.gateway.process.kill()
+    fleet = Fleet(started.gateway(urls, *PROFILE, *rooted), workers)
+    assert fleet.ask([*heads[0], 8]).status == 200, "it serves while it learns"
+    until(lambda: fleet.held() >= held, "the new directory knows what the workers hold")
+    assert all(fleet.ask([*head, 9]).cached == HEAD for head in heads)
+
+    lost = max(workers, key=lambda one: fleet.gateway.rank(one)["held_blocks"])
+    before = fleet.gateway.rank(lost)["incarnation"]
+    lost.kill()
+    started.worker(*PROFILE, "--port", str(lost.port))
+    until(lambda: fleet.gateway.rank(lost)["incarnation"] > before, "its next life is noticed")
+    fleet.gateway.wait_ready(2)
+    for head in heads:
+        answer = fleet.ask([*head, 10])
+        assert answer.predicted == answer.cached, "nothing of the earlier life is counted on"
+
+
 def busy(worker: Process) -> int:
     text = httpx.get(worker.url + "/metrics", timeout=30.0).text
     lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_")]
