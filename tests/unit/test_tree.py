@@ -260,6 +260,12 @@ def test_no_test_is_longer_than_a_module_may_be() -> None:
     assert list(long_modules(REPOSITORY / "tests")) == []
 
 
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """They are imported by their name alone: the second one would be taken for the first."""
+    names = [path.name for path in (REPOSITORY / "tests").rglob("*.py")]
+    assert [name for name in set(names) if names.count(name) > 1] == []
+
+
 def test_every_folder_of_the_design_has_a_rule() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"}
     assert {name for name in folders if list((PACKAGE / name).glob("*.py"))} <= set(ARROWS)

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.core import simkv
-from trunkline.core.profiles import PROFILES, Profile, Scheduling, profile_named
+from trunkline.core.profiles import (
+    PROFILES,
+    Profile,
+    Scheduling,
+    fifo_profile,
+    profile_named,
+)
 
 TOKENS = st.lists(st.integers(0, 4_095), max_size=80).map(lambda ids: array("I", ids))
 
@@ -87,6 +93,16 @@ def test_every_profile_says_where_its_figures_come_from() -> None:
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'gpt' is unknown; known are .*peers-w5"):
         profile_named("gpt")
+
+
+def test_a_spelt_profile_comes_back_with_its_kv_size() -> None:
+    plain = profile_named(fifo_profile(1.0, 0.5, 2.0))
+    assert (plain.prefill_fixed_ms, plain.kv_bytes_per_token) == (1.0, 128 << 10)
+    sized = profile_named(fifo_profile(1.0, 0.5, 2.0, 4_096))
+    assert (sized.decode_token_ms, sized.kv_bytes_per_token) == (2.0, 4_096)
+    for wrong in ("fifo:1,2", "fifo:1,2,3,4.5", "fifo:1,2,3,4,5", "fifo:1,2,3,0"):
+        with pytest.raises(ValueError, match="fifo:1,2"):
+            profile_named(wrong)
 
 
 @pytest.mark.parametrize("field", ["prefill_token_ms", "kv_bytes_per_token", "decode_token_ms"])
