@@ -258,8 +258,13 @@ class Puller:
         manifests = self._manifests(request, announced)
         until = Instant(request.deadline + _SETTLE_MS)
         try:
+            # The source has them still, as far as anybody here knows.
             staging = self._store.stage(
-                request.owner, request.places[: len(manifests)], until=until
+                request.owner,
+                request.places[: len(manifests)],
+                until=until,
+                saved_ms=request.saved_ms,
+                copies=1,
             )
         except BaseException:
             connection.close()

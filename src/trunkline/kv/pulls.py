@@ -37,6 +37,8 @@ class PullRequest:
     places: tuple[Place, ...]
     owner: Owner
     deadline: Instant
+    saved_ms: float = 0.0
+    """What one of the blocks saves against computing it, for the order of eviction."""
     should_give_up: Callable[[float], bool] | None = None
     """Asked after each chunk with the ms that the rest may take: whether to compute it instead."""
     on_progress: Callable[[int], None] | None = None

@@ -322,6 +322,7 @@ class Pulls:
             places=tuple(place_of(sequence, index) for index in range(first, last)),
             owner=_owner(grant, sequence.ticket),
             deadline=deadline,
+            saved_ms=self._tier.saved_ms(first),
         )
         self._tier.await_pull(sequence, first, last)
         try:

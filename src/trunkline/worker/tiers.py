@@ -95,7 +95,7 @@ class HostTier:
         self.has_disk = has_disk
         self._clock = clock
         self._device_share = host_blocks / device_blocks
-        self._saved_ms = saved_ms
+        self.saved_ms = saved_ms
         self._notices = Notices(store, block_tokens)
         self._listeners: list[Callable[[list[BlockEvent]], None]] = []
         self._quotas: dict[str, tuple[int, int | None]] = {}
@@ -146,7 +146,7 @@ class HostTier:
             return Reason.NS  # a private copy, or of a request without a ticket
         is_noted_now = self._notices.note(sequence, index)
         outcome = self.store.put(
-            place_of(sequence, index), owner_of(block), block.kv, saved_ms=self._saved_ms(index)
+            place_of(sequence, index), owner_of(block), block.kv, saved_ms=self.saved_ms(index)
         )
         if isinstance(outcome, Kept):
             return None
