@@ -53,6 +53,7 @@ _EXCLUDED: dict[Exclusion, WorkerCondition] = {
     Exclusion.DRAINING: "draining",
     Exclusion.BREAKER: "breaker-open",
     Exclusion.LEASE: "lease-expired",
+    Exclusion.WARMING: "warming",
 }
 """Why a worker may not be chosen, in the words of decisions."""
 
@@ -243,6 +244,7 @@ class Operations:
         yield Sample("pulled_bytes_total", desk.accounts.bytes)
         yield Sample("pull_seconds_total", desk.accounts.ms / 1_000.0)
         yield Sample("phantom_entries_total", desk.sources.phantoms)
+        yield Sample("pull_sources_suspect", desk.sources.suspect_count)
         yield Sample("pulled_wrong_bytes_total", desk.sources.wrong_bytes)
 
     def _worker_row(self, view: MemberView) -> WorkerRow:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts, Readiness
     from trunkline.gateway.tenancy import Tenancy
+    from trunkline.gateway.warmup import Warmer
     from trunkline.operations import Operations
     from trunkline.ports.worker import EventSource
     from trunkline.tenant_side import TenantSide
@@ -116,6 +117,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         bound = _as_bound(config, front.port, listener.getsockname()[1])
         admin = _admin(bound, operations, authority, side)
         beside = [_keep_house(core.directory, clock), *([side.filler.run()] if side else [])]
+        beside += [warmer.run() for warmer in _warmers(core, clock)]
         await _until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
     core.prompts.close()
     context.term()
@@ -300,6 +302,28 @@ def _member_parts(
         log=observe.log,
         holdings=authority.holdings,
     )
+
+
+def _warmers(core: Core, clock: SystemClock) -> list[Warmer]:
+    """None where nothing is pulled."""
+    from trunkline import observe
+    from trunkline.control.probe import post
+    from trunkline.gateway.warmup import Warmer, WarmerParts
+
+    if core.picker.desk is None:
+        return []
+    parts = WarmerParts(
+        desk=core.picker.desk,
+        namespaces=core.namespaces,
+        directory=core.directory,
+        fleet=core.fleet,
+        target_of=core.picker.target,
+        served_model=lambda: core.model.name,
+        post=post,
+        clock=clock,
+        log=observe.log,
+    )
+    return [Warmer(parts)]
 
 
 def _sources_in(answer: bytes, host: str) -> list[EventSource]:

@@ -103,6 +103,31 @@ def test_a_crowd_on_one_prefix_makes_other_workers_pull_it(fleet: Fleet) -> None
     assert fleet.gateway.metric("pulled_wrong_bytes_total") == 0
 
 
+def test_a_worker_that_comes_later_takes_over_what_is_hot_before_it_serves(
+    started: Processes, tmp_path: Path
+) -> None:
+    fleet = start(started, tmp_path, 2)
+    head = words(HEAD)
+    fleet.known(head)
+    for _ in range(3):
+        fleet.crowd(head, 4)
+    pulled = fleet.pulls("published")
+    key = str(tmp_path / "transfer.key")
+    store = ("--blocks", "2048", "--host-blocks", "8192", "--transfer-key-file", key, *LINK)
+    late = started.worker(*PROFILE, *store)
+    fleet.gateway.admin("/workers", "POST", json={"url": late.url})
+    fleet.gateway.wait_ready(3)
+    until(lambda: fleet.gateway.rank(late)["held_blocks"] >= HEAD // BLOCK, "it has what is hot")
+    assert fleet.pulls("published") == pulled, "no request of a client made it pull"
+    fleet.workers.append(late)
+
+    def served() -> list[Answer]:
+        return [answer for answer in fleet.crowd(head, 9) if answer.worker == late.name]
+
+    answers = until(served, "it is chosen")
+    assert all(answer.cached == HEAD for answer in answers)
+
+
 def test_wrong_bytes_cost_time_and_no_answer_and_the_source_is_not_asked_again(
     started: Processes, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from trunkline.control.load import LoadReader
 from trunkline.control.parts import MemberParts, directory_bounds
 from trunkline.control.probe import is_refusal
 from trunkline.control.silence import Silence
-from trunkline.control.trouble import Trouble
+from trunkline.control.trouble import SHOWN, Trouble
 from trunkline.control.views import Heartbeat, MemberView, Mode, WorkerSpec, rank_view, shown_url
 from trunkline.core.actions import (
     Action,
@@ -195,10 +195,8 @@ class Member:
                 return "; ".join(filter(None, (_DRAINS, self._trouble.text)))
             case Exclusion.BREAKER:
                 return self._guard.reason
-            case Exclusion.LEASE:
-                return "its heartbeats stopped: the lease of the last one ran out"
             case _:
-                return self._trouble.text
+                return SHOWN.get(exclusion, self._trouble.text)
 
     # -- discovery -------------------------------------------------------------------------------
 

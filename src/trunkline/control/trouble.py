@@ -6,12 +6,19 @@ write a line itself. Read `member.py` for who does.
 
 from __future__ import annotations
 
+from trunkline.core.decision import Exclusion
 from trunkline.core.records import Instant
 from trunkline.core.repair import Pause
 
 REMINDER_MS = 10_000.0
 MAX_REMINDER_MS = 600_000.0
 """The pause between two lines about the same trouble doubles from the first to the second."""
+
+SHOWN = {
+    Exclusion.LEASE: "its heartbeats stopped: the lease of the last one ran out",
+    Exclusion.WARMING: "it takes over what is hot before it takes requests",
+}
+"""What is said of a worker that routing leaves out, where that is all there is to say."""
 
 
 class Trouble:

@@ -5,8 +5,9 @@
 
 `miss` is the predicted prefill time of what the worker does not hold; `queue` that of all work in
 front; the churn factor makes cold prefill dearer where much was inserted lately, which stops cold
-prefixes from clustering on whoever wins ties (reference: routing section 2). Transfer is 0 until
-workers can pull.
+prefixes from clustering on whoever wins ties (reference: routing section 2). Where another worker
+holds more, pulling that is a second price for each worker, and the lower one counts; a pull runs
+while the request queues, so transfer is what of it the queue does not hide.
 
 Cost: about 1 us a worker. Must never: know how a match was found. Read `routing.py` next.
 """
@@ -20,6 +21,7 @@ from trunkline.core.links import Links
 from trunkline.core.load import PrefillQueue
 from trunkline.core.profiles import Profile
 from trunkline.core.records import Instant, WorkerId
+from trunkline.core.transfer import MAX_GRANT_BLOCKS
 
 DECODE_PRESSURE_SHARE = 0.02
 """One running stream slows a prefill by this share of its own step time: a step of a full batch
@@ -186,7 +188,9 @@ class CostModel:
         for i, state in enumerate(states):
             matched = case.matched[i]
             wanted = source.tokens - matched
-            if wanted <= 0 or source.by_slot[state.slot] < 0 or state.worker == source.worker:
+            if not 0 < wanted <= MAX_GRANT_BLOCKS * state.block_tokens:
+                continue
+            if source.by_slot[state.slot] < 0 or state.worker == source.worker:
                 continue
             scale, queue_ms = state.queue.scale, columns.queue_ms[i]
             # A pull runs while the request waits for its turn.

@@ -47,6 +47,8 @@ class Exclusion(Enum):
     BREAKER = "breaker-open"
     WATERMARK = "watermark"
     LEASE = "lease-expired"
+    WARMING = "warming"
+    """It has just come and takes over what is hot before it takes requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

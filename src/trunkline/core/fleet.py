@@ -30,6 +30,8 @@ class WorkerState:
     is_breaker_open: bool = False
     is_full: bool = False
     """Above the memory or load watermark: keeps its prefixes, gets no new ones."""
+    is_warming: bool = False
+    """It takes over what is hot; chosen only where nobody else is usable."""
     lease_ends_at: BootInstant = BootInstant(math.inf)
     """Infinite for workers without heartbeats; their health is probed."""
 
@@ -84,6 +86,7 @@ class Fleet:
         is_draining: bool | None = None,
         is_breaker_open: bool | None = None,
         is_full: bool | None = None,
+        is_warming: bool | None = None,
     ) -> None:
         """Change what the filters ask about; None leaves a field as it is."""
         state = self._states.get(worker)
@@ -97,6 +100,8 @@ class Fleet:
             state.is_breaker_open = is_breaker_open
         if is_full is not None:
             state.is_full = is_full
+        if is_warming is not None:
+            state.is_warming = is_warming
         self._usable = None
 
     def renew_lease(self, worker: WorkerId, ends_at: BootInstant) -> None:
@@ -135,6 +140,11 @@ class Fleet:
                 continue
             self._usable.append(state)
             self._recheck_at = min(self._recheck_at, state.lease_ends_at)
+        ready = [state for state in self._usable if not state.is_warming]
+        if ready:
+            warming = [state.worker for state in self._usable if state.is_warming]
+            self._excluded.update(dict.fromkeys(warming, Exclusion.WARMING))
+            self._usable = ready
 
 
 def _exclusion(state: WorkerState, boot: BootInstant) -> Exclusion | None:

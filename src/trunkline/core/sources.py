@@ -1,10 +1,11 @@
 """Whom KV may be pulled from: what pulls have taught about single blocks and about workers.
 
-    published       the worker answers: what was held against it is forgotten
+    published       both workers take part: what paused them is forgotten
     miss, length    it has no such block: not asked for it for a while (its events will say so)
-    digest          its bytes were wrong: never asked for that block again, and after three of these
+    digest          its bytes were wrong: never asked for that block again, and after three blocks
                     never for anything, in this life
-    no answer       unknown. Not asked for anything, first a second, then twice as long each time
+    no answer       unknown. The source rests, first a second, then twice as long each time
+    refused         the destination could not, or was not let: it rests likewise
 
 The directory stays what the events say; this only narrows who is a source. Must never: take silence
 for absence. Read `routing.py` for who asks.
@@ -27,10 +28,12 @@ MISS_MS = 10_000.0
 MAX_STRIKES = 3
 FIRST_PAUSE_MS, MOST_PAUSE_MS = 1_000.0, 60_000.0
 
-_SILENT = frozenset(
-    {Reason.TIMEOUT, Reason.CONNECT, Reason.LOST, Reason.PROTOCOL, Reason.BUSY, Reason.INCARNATION}
+_OF_SOURCE = frozenset(
+    {Reason.TIMEOUT, Reason.CONNECT, Reason.LOST, Reason.PROTOCOL, Reason.INCARNATION}
 )
-"""What a worker does that cannot serve pulls. All else is no fault of the source."""
+"""What a source does that cannot serve pulls."""
+_NOBODYS = frozenset({Reason.CLIENT, Reason.CLOSING, Reason.GIVEN_UP, Reason.EPOCH})
+"""What says nothing about further pulls. All else is the destination's: it would happen again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,30 +61,47 @@ class Sources:
         record = self._records.get(worker)
         if record is None:
             return held
-        if record.strikes >= MAX_STRIKES or now < record.paused_until:
+        if record.strikes >= MAX_STRIKES:
             return 0
         if not record.doubts:
             return held
         return next((i for i in range(held) if record.doubts.get(keys[i], now) > now), held)
 
-    def published(self, worker: WorkerId) -> None:
-        """It served a pull well."""
+    def rests(self, worker: WorkerId, now: Instant) -> bool:
+        """Whether it is to take no part in pulls for a while."""
         record = self._records.get(worker)
-        if record is not None:
-            record.pause_ms, record.paused_until = 0.0, -math.inf
-            self._drop_if_clean(worker, record)
+        return record is not None and now < record.paused_until
 
-    def failed(self, worker: WorkerId, reason: Reason, key: BlockKey, now: Instant) -> None:
-        """A pull from it ended with this reason at this block, the first that did not arrive."""
+    def published(self, source: WorkerId, destination: WorkerId) -> None:
+        """A pull went well from its beginning to its end."""
+        for worker in (source, destination):
+            record = self._records.get(worker)
+            if record is not None:
+                record.pause_ms, record.paused_until = 0.0, -math.inf
+                self._drop_if_clean(worker, record)
+
+    def failed(
+        self,
+        source: WorkerId,
+        destination: WorkerId,
+        reason: Reason,
+        key: BlockKey,
+        now: Instant,
+    ) -> None:
+        """A pull ended with this reason at this block, the first that did not arrive."""
         match reason.lesson:
             case Lesson.REMOVE:
                 self.phantoms += 1
-                self._doubt(worker, key, now + MISS_MS, now)
+                self._doubt(source, key, now + MISS_MS, now)
             case Lesson.QUARANTINE:
                 self.wrong_bytes += 1
-                self._doubt(worker, key, math.inf, now).strikes += 1
-            case Lesson.UNKNOWN if reason in _SILENT:
+                is_known = self.is_quarantined(source, key)
+                self._doubt(source, key, math.inf, now).strikes += not is_known
+            case Lesson.UNKNOWN if reason not in _NOBODYS:
+                worker = source if reason in _OF_SOURCE else destination
                 record = self._records.setdefault(worker, _Record())
+                if now < record.paused_until:
+                    return  # of several that failed at once, one counts
                 record.pause_ms = min(max(2 * record.pause_ms, FIRST_PAUSE_MS), MOST_PAUSE_MS)
                 record.paused_until = now + record.pause_ms
             case Lesson.UNKNOWN:
@@ -96,6 +116,15 @@ class Sources:
         record = self._records.get(worker)
         return record is not None and record.strikes >= MAX_STRIKES
 
+    @property
+    def suspect_count(self) -> int:
+        return sum(self.is_suspect(worker) for worker in self._records)
+
+    def is_quarantined(self, worker: WorkerId, key: BlockKey) -> bool:
+        """Whether its bytes of this block were wrong once."""
+        record = self._records.get(worker)
+        return record is not None and record.doubts.get(key) == math.inf
+
     def __len__(self) -> int:
         return len(self._records)
 
@@ -103,11 +132,10 @@ class Sources:
         record = self._records.setdefault(worker, _Record())
         record.doubts[key] = max(until, record.doubts.pop(key, 0.0))
         if len(record.doubts) > MAX_DOUBTS:
-            over = [old for old, end in record.doubts.items() if end <= now]
-            for old in over:
+            passing = [old for old, end in record.doubts.items() if end < math.inf]
+            over = [old for old in passing if record.doubts[old] <= now]
+            for old in over or passing[:1] or list(record.doubts)[:1]:
                 del record.doubts[old]
-            if not over:
-                record.doubts.popitem(last=False)
         return record
 
     def _drop_if_clean(self, worker: WorkerId, record: _Record) -> None:

@@ -19,7 +19,7 @@ from trunkline.core.records import BlockKey, WorkerId
 from trunkline.gateway.permissions import Act, Extent
 
 WorkerCondition = Literal[
-    "joining", "ready", "unhealthy", "draining", "breaker-open", "lease-expired"
+    "joining", "warming", "ready", "unhealthy", "draining", "breaker-open", "lease-expired"
 ]
 """`ready` may be chosen now; the others may not."""
 

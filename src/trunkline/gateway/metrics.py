@@ -115,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
         _counter("pulled_bytes_total", "KV bytes of those tokens, by the profile."),
         _counter("pull_seconds_total", "Time of pulls, sum."),
         _counter("phantom_entries_total", "Blocks that were to be pulled and were not there."),
+        _gauge("pull_sources_suspect", "Workers whose bytes were wrong too often to pull from."),
         _counter("pulled_wrong_bytes_total", "Pulls that ended at bytes which failed their check."),
         _worker(Kind.GAUGE, "worker_health", "1 if the worker may be chosen."),
         _worker(Kind.GAUGE, "worker_degraded", "1 if it tells no load, or sends no events."),

@@ -170,6 +170,15 @@ class Namespaces:
             known = kept.ticket = (grant.admission, quota, text)
         return known[2]
 
+    def keeps(self, grant: Grant, block_tokens: int) -> bool:
+        """Whether the grant's namespace is in use: false once one of its epochs was raised."""
+        if grant.scope is None:
+            return False
+        return (
+            self._kept.get(_owner(grant.scope), (grant.domain, grant.adapter, block_tokens))
+            is not None
+        )
+
     def stakes(self, grant: Grant, block_tokens: int) -> Stakes | None:
         """The same for what may be pulled on behalf of a request; None where nothing is shared."""
         if grant.scope is None:
@@ -185,7 +194,7 @@ class Namespaces:
 
     def _keep(self, grant: Grant, scope: Scope, block_tokens: int) -> _Kept:
         name = (grant.domain, grant.adapter, block_tokens)
-        owner = scope.tenant or scope.org or scope.public_id
+        owner = _owner(scope)
         kept = self._kept.get(owner, name)
         if kept is None:
             namespace = self._derive(scope, grant.epochs, block_tokens, grant.adapter)
@@ -213,6 +222,10 @@ class Namespaces:
         for owner, name in stale:
             self._index.retire_namespace(self._kept.pop(owner, name).namespace.tag)
         return len(stale)
+
+
+def _owner(scope: Scope) -> str:
+    return scope.tenant or scope.org or scope.public_id
 
 
 def _is_stale(kept: _Kept, table: EpochTable) -> bool:

@@ -26,7 +26,7 @@ from trunkline.errors import NoWorker
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
 from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
-from trunkline.gateway.pulls import PullDesk, PullOrder, pull_address
+from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tickets import Ticket, Tickets
 from trunkline.gateway.tokenise import PromptTokens, too_long
@@ -125,9 +125,10 @@ class FleetPicker:
         ticket.state.queue.first_token(ticket.number, now)
         if ticket.keys is None:
             return  # a prompt of unknown length says nothing about speed
+        if ticket.decision.source is not None:
+            return  # how the pull went would be taken for how fast the worker is
         candidates, choice = ticket.decision.candidates, ticket.decision.choice
         predicted_ms = candidates.queue_ms[choice] + ticket.decision.miss_ms
-        predicted_ms += candidates.transfer_ms[choice]
         calibrate(ticket.state.queue, predicted_ms=predicted_ms, observed_ms=now - ticket.sent_at)
 
     def pulled(self, pick: Pick, told: bytes) -> None:
@@ -264,14 +265,20 @@ class FleetPicker:
         self, request: InferenceRequest, decision: Decision, keys: KeyChain | None
     ) -> PullOrder | None:
         tokens = request.prompt
-        if decision.source is None or keys is None or not isinstance(tokens, array):
+        if keys is None or not isinstance(tokens, array):
+            return None
+        plan = plan_of(decision, keys.block_tokens)
+        if plan is None:
             return None
         stakes = self._namespaces.stakes(request.grant, keys.block_tokens)
-        source = pull_address(self._targets.get(decision.source))
-        here = pull_address(self._targets.get(decision.worker))
+        source = pull_address(self._targets.get(plan.source))
+        here = pull_address(self._targets.get(plan.destination))
         if self.desk is None or stakes is None or source is None or here is None:
             return None
-        return self.desk.order(decision, stakes, keys, tokens, (source, here))
+        try:
+            return self.desk.order(plan, stakes, keys, tokens, (source, here))
+        except ValueError:
+            return None  # no grant can say it: a name or a subject is too long
 
     def _prefer_public(
         self, keys: PromptKeys, zoned: KeyChain, counts: list[int], limit: int
@@ -328,13 +335,16 @@ class FleetPicker:
         )
         self._charge(ticket, now)
         self._remember(decision)
+        if self.desk is not None and keys is not None and isinstance(request.prompt, array):
+            self.desk.hot.note(request.grant, keys, request.prompt, decision.expected_tokens, now)
         return picked
 
     def _charge(self, ticket: Ticket, now: Instant) -> None:
         """Enter the attempt in every book, or, where one of them objects, in none."""
         decision, target, queue = ticket.decision, ticket.target, ticket.state.queue
         queue_ms = decision.candidates.queue_ms[decision.choice]
-        due = None if ticket.is_stream else Instant(now + queue_ms + decision.miss_ms)
+        takes_ms = queue_ms + decision.candidates.transfer_ms[decision.choice] + decision.miss_ms
+        due = None if ticket.is_stream else Instant(now + takes_ms)
         target.on_sent()
         self._tickets.open(ticket, due)
         try:

@@ -11,7 +11,9 @@ beside it does not cover. Read `core/transfer.py` for grants, `worker/pulls.py` 
 
 from __future__ import annotations
 
+import json
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +37,7 @@ from trunkline.core.transfer import (
     keys_digest,
     kv_chain,
 )
+from trunkline.gateway.hot import HotPrompts
 from trunkline.gateway.namespaces import Stakes
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import PullAddress, Target
@@ -55,6 +58,32 @@ class _Told(msgspec.Struct, kw_only=True):
     reason: Reason | None = None
     blocks: int = msgspec.field(default=0)
     ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullPlan:
+    """Blocks of a prompt that one worker is to take from another."""
+
+    source: WorkerId
+    destination: WorkerId
+    first_block: int
+    last_block: int
+    """Exclusive."""
+    queue_ms: float = 0.0
+    """How long the request waits for its turn there, beside the pull."""
+
+
+def plan_of(decision: Decision, block_tokens: int) -> PullPlan | None:
+    """What a decision wants pulled; None where its plan is another."""
+    if decision.source is None:
+        return None
+    return PullPlan(
+        source=decision.source,
+        destination=decision.worker,
+        first_block=decision.matched_tokens // block_tokens,
+        last_block=decision.expected_tokens // block_tokens,
+        queue_ms=decision.candidates.queue_ms[decision.choice],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +120,7 @@ class PullDesk:
     ) -> None:
         self.accounts = PullAccounts()
         self.sources = Sources()
+        self.hot = HotPrompts()
         self.links = links
         self._transfer_key = transfer_key
         self._clock = clock
@@ -106,40 +136,42 @@ class PullDesk:
         limit: int,
     ) -> list[int]:
         """For each slot, how many leading tokens may be pulled from there; `NO_PART` for workers
-        that cannot pull either. Blocks go only between workers of one layout: the first one's.
+        that cannot pull either. Blocks go only between workers of one layout, which is that of
+        most.
         """
         now, found = self._clock.now(), [NO_PART] * len(match.expected)
-        layout: bytes | None = None
+        layouts = Counter(address.layout for _, address in pulling)
+        layout = max(layouts, key=layouts.__getitem__, default=b"")
         for state, address in pulling:
-            layout = address.layout if layout is None else layout
             if address.layout != layout or state.block_tokens != keys.block_tokens:
+                continue
+            if self.sources.rests(state.worker, now):
                 continue
             self._note_life(state.worker, address.incarnation)
             slot = state.slot
-            held = match.resident[slot] if is_owing(state.worker) else match.expected[slot]
+            held = match.expected[slot]  # what lies on disk is not lent
+            if is_owing(state.worker):
+                held = min(held, match.resident[slot])
             held = self.sources.blocks(state.worker, keys, min(held, limit), now)
             found[slot] = held * keys.block_tokens
         return found
 
     def order(
         self,
-        decision: Decision,
+        plan: PullPlan,
         stakes: Stakes,
         keys: KeyChain,
         tokens: array[int],
         ends: tuple[PullAddress, PullAddress],
     ) -> PullOrder:
-        """What the chosen worker is told to pull of the prompt, from the first end to the other."""
-        assert decision.source is not None, "nothing is to be pulled"
-        block_tokens = keys.block_tokens
+        """What the destination is told to pull of the prompt, from the first end to the other."""
         source, destination = ends
-        first_block = decision.matched_tokens // block_tokens
-        last_block = min(decision.expected_tokens // block_tokens, first_block + MAX_GRANT_BLOCKS)
+        first_block = plan.first_block
+        last_block = min(plan.last_block, first_block + MAX_GRANT_BLOCKS)
         granted = kv_keys(keys, tokens, last_block)[first_block * KV_KEY_BYTES :]
         count = last_block - first_block
-        expected_ms = decision.candidates.queue_ms[decision.choice]
-        expected_ms += self.links.transfer_ms(
-            decision.source, decision.worker, count * block_tokens
+        expected_ms = plan.queue_ms + self.links.transfer_ms(
+            plan.source, plan.destination, count * keys.block_tokens
         )
         life_ms = min(_PATIENCE * expected_ms + GRANT_SLACK_MS, MAX_GRANT_LIFE_MS)
         grant = Grant(
@@ -168,12 +200,12 @@ class PullDesk:
         }
         self.accounts.ordered += 1
         return PullOrder(
-            source=decision.source,
-            destination=decision.worker,
+            source=plan.source,
+            destination=plan.destination,
             incarnation=source.incarnation,
             first_block=first_block,
             block_count=count,
-            header=(HEADER, msgspec.json.encode(told).decode("ascii")),
+            header=(HEADER, json.dumps(told, separators=(",", ":"))),
         )
 
     def learn(self, order: PullOrder, keys: KeyChain, told: bytes) -> None:
@@ -192,10 +224,12 @@ class PullDesk:
             return  # the source lives anew: nothing is learnt of what it was
         if read.end is PullEnd.PUBLISHED and read.blocks:
             self.links.observe(order.source, order.destination, moved_bytes=moved_bytes, ms=read.ms)
-            self.sources.published(order.source)
+            if read.reason is None:
+                self.sources.published(order.source, order.destination)
         missing = order.first_block + read.blocks
         if read.reason is not None and missing < len(keys):
-            self.sources.failed(order.source, read.reason, keys[missing], self._clock.now())
+            now = self._clock.now()
+            self.sources.failed(order.source, order.destination, read.reason, keys[missing], now)
 
     def forget(self, worker: WorkerId) -> None:
         """It left."""

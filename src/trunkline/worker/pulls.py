@@ -210,9 +210,10 @@ class Pulls:
         """Pull what the prompt lacks of what is granted: `call.pulled` says how that ended. Ends by
         itself, whatever happens.
         """
-        order, began = call.order, self._clock.now()
+        order = call.order
         assert order is not None
         await self.follow(call, cache, prompt, salt, terms)
+        began = self._clock.now()
         if self.open_count >= self._terms.max_pulls:
             self._end(call, _rejected(Reason.BUSY), began)
             return
@@ -295,6 +296,8 @@ class Pulls:
         setup_ms = self._terms.setup_ms
         longest_ms = max(self._terms.patience_ms, PATIENCE * (setup_ms + through - now))
         granted_ms = grant.deadline_ms - self._clock.wall() * 1e3
+        if granted_ms <= 0.0:
+            return _rejected(Reason.GRANT)
         await call.pause(setup_ms + begins - now)
         if call.cancelled.is_cancelled:
             return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
