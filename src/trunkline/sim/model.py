@@ -4,7 +4,7 @@ Each worker has a FIFO prefill server (missed tokens x price + fixed), decodes w
 it, and an LRU of blocks that are usable as soon as a prompt is placed. Good for ranking policies,
 not for absolute latency: no batching, no chunked prefill, outputs not cached (docs/routing.md).
 What it decides with is the code that runs in production: `core` gets the same calls with the same
-arguments.
+arguments, but that what a source still owes can be pulled from it, as it can be hit there.
 
 A trace's block id stands for `block_tokens` tokens: chains are made over ids, one "token" a block,
 and prices over tokens. Cost: about 60 us of CPU a request and 1.5 us a block. Read `figures.py`
@@ -40,9 +40,6 @@ from trunkline.sim.cache import TieredCache
 from trunkline.sim.outcome import Outcome
 from trunkline.sim.publisher import Publisher
 from trunkline.sim.worker import Job, ModelWorker, cache_events
-
-HOST_BYTES_PER_MS = 20 * 2**30 / 1_000
-"""From host memory to the device: PCIe 4 x16 in practice."""
 
 LEASE_MS = 3_000.0
 """Three heartbeats: how long a worker that vanished may still be chosen."""
@@ -97,12 +94,11 @@ class FleetModel:
         self.outcome = Outcome()
         self._directory = Directory(max_blocks=_MAX_DIRECTORY_BLOCKS)
         self._fleet = Fleet(virtual_nodes=128, now=Instant(0.0))
+        self._profile = _profile(workload, options.kv_bytes_per_token)
         self._links: Links | None = None
         if options.links is not None:
             self._links = Links(options.links, bytes_per_token=options.kv_bytes_per_token)
-        self._cost = CostModel(
-            _profile(workload), churn_weight=options.churn_weight, links=self._links
-        )
+        self._cost = CostModel(self._profile, churn_weight=options.churn_weight, links=self._links)
         self._router = Router(
             fleet=self._fleet,
             cost=self._cost,
@@ -220,8 +216,9 @@ class FleetModel:
         ttl_ms = 5_000.0
         self._directory.predict(state.worker, job.keys, now=now, ttl_ms=ttl_ms)
         prefill_ms = self._workload.prefill_ms(request.input_tokens - hit_tokens)
-        prefill_ms += self._load_ms(min(use.loaded_blocks, hit_blocks))
-        outcome.host_tokens += min(use.loaded_blocks, hit_blocks) * block_tokens
+        loaded_tokens = min(use.loaded_blocks, hit_blocks) * block_tokens
+        prefill_ms += self._profile.load_ms(loaded_tokens)
+        outcome.host_tokens += loaded_tokens
         outcome.work_ms[state.worker] += prefill_ms
         if job.attempt == 0:
             outcome.hit_tokens += hit_tokens
@@ -262,11 +259,6 @@ class FleetModel:
         outcome.transfer_ms += ready_ms - now_ms
         self._links.observe(source.name, worker.name, moved_bytes=moved_bytes, ms=ready_ms - now_ms)
         return blocks, ready_ms
-
-    def _load_ms(self, blocks: int) -> float:
-        """From host memory to the device, before the prefill goes on."""
-        loaded_bytes = blocks * self._workload.block_tokens * self._options.kv_bytes_per_token
-        return loaded_bytes / HOST_BYTES_PER_MS
 
     def _publish(self, worker: ModelWorker, events: list[CacheEvent], now_ms: float) -> None:
         batch = worker.publisher.publish(events) if events else None
@@ -452,14 +444,14 @@ def _hot_id(requests: Sequence[TraceRequest], heat: Heat) -> int | None:
     return ids.most_common(1)[0][0] if ids else None
 
 
-def _profile(workload: Workload) -> Profile:
+def _profile(workload: Workload, kv_bytes_per_token: int) -> Profile:
     return Profile(
         name=workload.name,
         prefill_fixed_ms=workload.prefill_fixed_ms,
         prefill_token_ms=workload.prefill_token_ms,
         prefill_context_ms=0.0,
         decode_token_ms=workload.decode_token_ms,
-        kv_bytes_per_token=1,
+        kv_bytes_per_token=kv_bytes_per_token,
         max_batch_tokens=1,
         scheduling=Scheduling.FIFO,
         source=f"workload {workload.name}",
