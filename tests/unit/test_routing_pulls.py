@@ -185,6 +185,21 @@ def test_as_many_copies_as_there_may_be_are_not_added_to() -> None:
     assert table.route(8_208, [8_192, 8_192, 0]).plan is Plan.RECOMPUTE
 
 
+def test_more_than_one_pull_may_take_is_computed() -> None:
+    table = Fleet16(2, token_ms=0.1)
+    table.load(0, 60_000.0)
+    request = RouteRequest(
+        request_id="r",
+        prompt_tokens=8_208,
+        matched_tokens=[8_192, 0],
+        source_tokens=[8_192, 0],
+        most_pulled_tokens=8_191,
+    )
+    decision = table.router.route(request, now=NOW, boot=BOOT)
+    assert decision is not None
+    assert decision.plan is Plan.RECOMPUTE
+
+
 def test_of_equal_sources_the_less_queued_is_asked_more_often() -> None:
     table = Fleet16(3, token_ms=0.1)
     table.load(0, 900.0)

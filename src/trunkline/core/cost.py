@@ -21,7 +21,6 @@ from trunkline.core.links import Links
 from trunkline.core.load import PrefillQueue
 from trunkline.core.profiles import Profile
 from trunkline.core.records import Instant, WorkerId
-from trunkline.core.transfer import MAX_GRANT_BLOCKS
 
 DECODE_PRESSURE_SHARE = 0.02
 """One running stream slows a prefill by this share of its own step time: a step of a full batch
@@ -66,6 +65,8 @@ class Source:
     tokens: int
     by_slot: list[int]
     """What each worker could be asked for; below 0 for those that cannot pull either."""
+    most_tokens: int
+    """Of one pull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ class CostModel:
         for i, state in enumerate(states):
             matched = case.matched[i]
             wanted = source.tokens - matched
-            if not 0 < wanted <= MAX_GRANT_BLOCKS * state.block_tokens:
+            if not 0 < wanted <= source.most_tokens:
                 continue
             if source.by_slot[state.slot] < 0 or state.worker == source.worker:
                 continue

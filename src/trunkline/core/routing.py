@@ -34,6 +34,8 @@ class RouteRequest:
     """By `Slot`: leading tokens that could be pulled from there, below 0 for a worker that cannot
     pull either. None where nothing is pulled.
     """
+    most_pulled_tokens: int = 1 << 62
+    """Of one pull: what needs more is computed."""
 
 
 class Router:
@@ -115,7 +117,12 @@ class Router:
             return None
         weights = [1.0 / (1.0 + state.queue.queue_ms(now)) for state in near]
         source = near[0] if len(near) == 1 else self._rng.choices(near, weights)[0]
-        return Source(worker=source.worker, tokens=most, by_slot=by_slot)
+        return Source(
+            worker=source.worker,
+            tokens=most,
+            by_slot=by_slot,
+            most_tokens=request.most_pulled_tokens,
+        )
 
     def _record(
         self,

@@ -22,6 +22,7 @@ from trunkline.core.identity import DIGEST_BYTES
 from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
+from trunkline.core.transfer import MAX_GRANT_BLOCKS
 from trunkline.errors import NoWorker
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
 from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
@@ -213,6 +214,7 @@ class FleetPicker:
                 prompt_tokens=0 if tokens is None else len(tokens) + request.further_tokens,
                 matched_tokens=matched,
                 source_tokens=sources,
+                most_pulled_tokens=MAX_GRANT_BLOCKS * min(of_size, default=1),
                 home_key=_home_key(of_size) or _session_key(request),
             ),
             now=now,
