@@ -349,10 +349,17 @@ class Catalogue:
             erasure.condemn(holding.copy_count, self.block_bytes)
             self.census.hidden += holding.host_count
             self._backlog.append(holding)
-        for entry in (*self._leaving.values(), *self._moving.values()):
-            if entry.fate is None and is_stale(entry.manifest.owner):
-                entry.erasure = erasure
-                erasure.condemn(1, self.block_bytes)
+        # Those that had left are no copies of the holding any more. One that an earlier revocation
+        # counted, before it left or after, stays with that. One may be here with two slots.
+        left = [
+            entry
+            for entry in (*self._leaving.values(), *self._moving.values())
+            if entry.state is BlockState.CONDEMNED and is_stale(entry.manifest.owner)
+            if entry.fate is None or entry.fate is erasure
+        ]
+        for entry in left:
+            entry.erasure = erasure
+        erasure.condemn(len(left), self.block_bytes)
         for slot in self.arena.soil_freed(is_stale):
             self._soiled[slot.index] = erasure
             erasure.condemn(1, self.block_bytes)

@@ -34,6 +34,7 @@ class Erasure:
         self.condemned_bytes += blocks * block_bytes
 
     def erased(self, block_bytes: int) -> None:
+        assert self.erased_blocks < self.condemned_blocks
         self.erased_blocks += 1
         self.erased_bytes += block_bytes
 
