@@ -24,6 +24,7 @@ class TwinBlock:
 class TwinPin:
     keys: list[bytes]
     until: float
+    blocks: list[TwinBlock]
 
 
 @dataclass
@@ -146,9 +147,16 @@ class Twin:
 
     def pin(self, token: bytes, keys: list[bytes], until: float) -> None:
         assert token not in self.pins
-        self.pins[token] = TwinPin(keys, until)
+        self.pins[token] = TwinPin(keys, until, [self.blocks[key] for key in keys])
         for key in keys:
             self.blocks[key].pins += 1
+
+    def renew(self, token: bytes, until: float) -> bool:
+        pin = self.pins.get(token)
+        if pin is None or any(self.sees(block.place.key) is not block for block in pin.blocks):
+            return False
+        pin.until = max(pin.until, until)
+        return True
 
     def unpin(self, token: bytes) -> bool:
         pin = self.pins.pop(token, None)

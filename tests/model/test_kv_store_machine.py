@@ -186,10 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.tokens:
             token = self.pick(self.tokens, number)
             until = self.desk.clock.ms + life
-            pin = self.twin.pins.get(token)
-            assert self.desk.store.renew(token, Instant(until)) is (pin is not None)
-            if pin is not None:
-                pin.until = max(pin.until, until)
+            assert self.desk.store.renew(token, Instant(until)) is self.twin.renew(token, until)
 
     @rule(life=MOMENTS)
     def pass_time(self, life: float) -> None:

@@ -413,3 +413,55 @@ def test_condemned_blocks_make_room_before_any_that_can_be_used() -> None:
     assert desk.store.erase(10) == 2
     assert erasure.is_done
     desk.check_sums()
+
+
+def test_a_revocation_is_not_done_before_each_pinned_block_is_wiped() -> None:
+    """One had left the index before it, which does not stand in for one that had not."""
+    desk = Desk()
+    first, second = chain(A, 0, 1), chain(A, 100, 1)
+    desk.put([*first, *second], A)
+    pins = [desk.pin(places, A) for places in (first, second)]
+    _damage(desk, first[0])
+    assert desk.pin(first, A).reason is Reason.DIGEST
+    erasure = desk.store.condemn(lambda whose: whose == A)
+    assert erasure.condemned_blocks == 2
+    for pin in pins:
+        assert not erasure.is_done
+        assert desk.store.unpin(pin.token)
+        while desk.store.erase(8):
+            pass
+    assert erasure.is_done
+    assert not any(any(block.data) for pin in pins for block in pin.blocks)
+
+
+def test_a_later_revocation_does_not_take_what_an_earlier_one_waits_for() -> None:
+    desk = Desk()
+    places = chain(A, 0, 2)
+    desk.put(places, A)
+    pins = desk.pin(places, A)
+    earlier = desk.store.condemn(lambda whose: whose == A)
+    assert desk.store.erase(8) == 2
+    later = desk.store.condemn(lambda whose: whose == A)
+    assert (later.condemned_blocks, later.is_done) == (0, True)
+    desk.store.unpin(pins.token)
+    while desk.store.erase(8):
+        pass
+    assert (earlier.condemned_blocks, earlier.is_done) == (2, True)
+
+
+@pytest.mark.parametrize("is_revoked", [False, True], ids=["damaged", "revoked"])
+def test_what_cannot_be_found_any_more_is_not_held_longer(is_revoked: bool) -> None:
+    desk = Desk()
+    places, others = chain(A, 0, 3), chain(B, 0, 1)
+    desk.put(places, A)
+    desk.put(others, B)
+    pins, theirs = desk.pin(places, A), desk.pin(others, B)
+    assert desk.store.renew(pins.token, SOON)
+    if is_revoked:
+        desk.store.condemn(lambda whose: whose == A)
+    else:
+        _damage(desk, places[1])
+        assert desk.hits(places, A) == 1
+    assert not desk.store.renew(pins.token, SOON)
+    assert desk.store.renew(theirs.token, SOON)
+    assert desk.store.unpin(pins.token)

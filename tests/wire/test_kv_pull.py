@@ -244,7 +244,8 @@ def test_d01_a_lease_that_runs_out_ends_the_pull_and_a_reused_slot_is_never_a_hi
 
 def test_d01_the_lease_is_renewed_while_bytes_move() -> None:
     """Longer in all than any lease, and never long without a chunk."""
-    ends = Ends(server_options=replace(ONE_BY_ONE, lease_ms=100.0), pull_options=PATIENT)
+    options = replace(ONE_BY_ONE, lease_ms=100.0, stall_ms=90.0)
+    ends = Ends(server_options=options, pull_options=PATIENT)
     moved: list[int] = []
 
     def move(asked: int) -> None:

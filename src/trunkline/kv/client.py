@@ -138,10 +138,14 @@ class Puller:
                 self._run(run)
             else:
                 run.reason = Reason.CLOSING if self._is_closing else Reason.BUSY
+        except BaseException:
+            run.reason = run.reason or Reason.CLIENT  # an error of ours, or of who asked
+            raise
         finally:
-            result = self._ended_with(run)
             with self._lock:
                 self._open.pop(number, None)
+            result = self._ended_with(run)
+            with self._lock:
                 self._ended[result.end, result.reason] += 1
                 self._bytes_in += result.bytes
                 self._blocks_in += result.blocks

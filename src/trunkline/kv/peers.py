@@ -11,6 +11,7 @@ Must never: give one connection to two, or back to the shelf after anything went
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable
@@ -41,6 +42,9 @@ from trunkline.kv.wire import (
 )
 from trunkline.ports.clock import Clock
 
+_MAX_PORT = 65_535
+_NO_RING = {Reason.LOST, Reason.PROTOCOL}
+"""How it ends where the source could not make its ring, or makes one that we do not map."""
 _EARLY_REFUSALS = {Reason.LAYOUT, Reason.PROTOCOL}
 """What a peer may say before it has proved who it is. Nothing of that is believed of its blocks."""
 
@@ -52,6 +56,7 @@ class Source:
     worker: str
     incarnation: str
     host: str
+    """An IP address: names are not looked up, which could take longer than any deadline."""
     port: int
     local: str = ""
     """The abstract unix socket's name, for who is on the same host."""
@@ -154,7 +159,7 @@ class Peers:
             try:
                 return self._connect(source, self._local_socket(source), due, guard)
             except OSError:
-                pass  # not on this host, or not any more: TCP says which
+                pass  # not on this host, not any more, or without a ring: TCP says which
         try:
             return self._connect(source, self._tcp_socket(source, due), due, guard)
         except OSError as error:
@@ -204,10 +209,11 @@ class Peers:
     # -- new ones ----------------------------------------------------------------------------------
 
     def _local_socket(self, source: Source) -> socket.socket:
+        name = source.local.encode(errors="replace")
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connected.settimeout(self._options.connect_ms / 1_000.0)
-            connected.connect(f"\0{source.local}")
+            connected.connect(b"\0" + name)
         except OSError:
             connected.close()
             raise
@@ -217,6 +223,8 @@ class Peers:
         left_ms = min(self._options.connect_ms, due - self._clock.now())
         if left_ms <= 0:
             raise Fault(Reason.TIMEOUT)
+        if not _is_address(source.host) or not 0 < source.port <= _MAX_PORT:
+            raise Fault(Reason.CONNECT)
         return socket.create_connection((source.host, source.port), timeout=left_ms / 1_000.0)
 
     def _connect(
@@ -229,11 +237,20 @@ class Peers:
             self._greet(channel, source, due, guard)
             ring = None
             if channel.is_local:
-                ring = RingReader(channel, self._layout, due, guard)
+                ring = self._ring(channel, due, guard)
         except (Fault, OSError):
             connected.close()
             raise
         return Connection(source, channel, ring, self._clock.now())
+
+    def _ring(self, channel: Channel, due: Instant, guard: Callable[[], None]) -> RingReader:
+        """Raises OSError where there is none to be had, else Fault."""
+        try:
+            return RingReader(channel, self._layout, due, guard)
+        except Fault as fault:
+            if fault.reason in _NO_RING:
+                raise OSError("the source has no ring") from fault
+            raise
 
     def _greet(
         self, channel: Channel, source: Source, due: Instant, guard: Callable[[], None]
@@ -264,6 +281,14 @@ class Peers:
             raise Fault(Reason.INCARNATION)
         proof = greeting_mac(self._transfer_key, b"destination", ours, theirs)
         channel.send([encoded(Proof(mac=proof))], due, guard)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_earlier_life(kept: Source, asked: Source) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trunkline.core.records import Instant
 from trunkline.kv.catalogue import Catalogue
 from trunkline.kv.deadlines import Deadlines
-from trunkline.kv.entries import Entry
+from trunkline.kv.entries import Entry, Holding
 
 TOKEN_BYTES = 16
 
@@ -21,6 +21,16 @@ TOKEN_BYTES = 16
 class _Pin:
     entries: list[Entry]
     holder: str
+    holdings: set[Holding]
+    """Of the entries."""
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether all of it can be found. Known without a look at each, as it is asked for every
+        chunk that is sent: what leaves the index takes along what is behind it.
+        """
+        is_revoked = any(holding.erasure is not None for holding in self.holdings)
+        return not is_revoked and self.entries[-1].is_reachable
 
 
 class PinTable:
@@ -52,7 +62,8 @@ class PinTable:
         assert token not in self._pins
         for entry in entries:
             self._catalogue.pin(entry)
-        self._pins[token] = _Pin(list(entries), holder)
+        holdings = {entry.holding for entry in entries}
+        self._pins[token] = _Pin(list(entries), holder, holdings)
         self._holders.setdefault(holder, {})[token] = None
         self._ends.add(token, until)
         return token
@@ -61,16 +72,18 @@ class PinTable:
         return token in self._pins
 
     def merge(self, token: bytes, other: bytes) -> bool:
-        """Hold two runs under the first token; False where that ran out, and the other is given
-        back.
+        """Hold two runs under the first token; False where that ran out or is not all to be found
+        any more, and the other is given back.
         """
-        if token not in self._pins or other not in self._pins:
+        first = self._pins.get(token)
+        if first is None or other not in self._pins or not first.is_reachable:
             self.release(other)
             return False
         self._ends.drop(other)
         pin = self._pins.pop(other)
         self._forget_holder(pin.holder, other)
-        self._pins[token].entries.extend(pin.entries)
+        first.entries.extend(pin.entries)
+        first.holdings |= pin.holdings
         return True
 
     def shorten(self, token: bytes, count: int) -> bool:
@@ -101,7 +114,11 @@ class PinTable:
         return len(tokens)
 
     def renew(self, token: bytes, until: Instant) -> bool:
-        if token not in self._pins:
+        """False where it ran out; and where a block of it was taken out of the index or condemned:
+        it is held until its end, but no longer.
+        """
+        pin = self._pins.get(token)
+        if pin is None or not pin.is_reachable:
             return False
         self._ends.extend(token, until)
         return True

@@ -43,13 +43,14 @@ def is_supported() -> bool:
 class Ring:
     """The source's side of one connection."""
 
-    __slots__ = ("_memory", "_slot_bytes", "_view")
+    __slots__ = ("_memory", "_slot_bytes", "_used_bytes", "_view")
 
     def __init__(self, connected: socket.socket, layout: Layout) -> None:
         """Make it and hand it over. Its pages cost nothing until a chunk is put there. Raises
         OSError.
         """
         self._slot_bytes = slot_bytes_of(layout)
+        self._used_bytes = [0] * SLOTS
         size = SLOTS * self._slot_bytes
         handle = os.memfd_create("trunkline-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -66,7 +67,15 @@ class Ring:
     def put(self, slot: int, chunk: memoryview) -> None:
         assert len(chunk) <= self._slot_bytes, len(chunk)
         begin = slot * self._slot_bytes
+        self._used_bytes[slot] = max(self._used_bytes[slot], len(chunk))
         self._view[begin : begin + len(chunk)] = chunk
+
+    def wipe(self) -> None:
+        """Overwrite what was put; the peer has given all slots back."""
+        for slot, used_bytes in enumerate(self._used_bytes):
+            begin = slot * self._slot_bytes
+            self._view[begin : begin + used_bytes] = bytes(used_bytes)
+        self._used_bytes = [0] * SLOTS
 
     def close(self) -> None:
         self._view.release()

@@ -413,13 +413,11 @@ class PullServer:
             buffers.append(data)
             size += len(data)
             if size >= self._options.batch_bytes or len(buffers) >= MAX_BUFFERS:
-                self._hold_on(loan)
-                channel.send(buffers, self._due(loan), self._guard)
+                channel.send(buffers, self._hold_on(loan), self._guard)
                 self._count_bytes(size)
                 buffers, size = [], 0
         if buffers:
-            self._hold_on(loan)
-            channel.send(buffers, self._due(loan), self._guard)
+            channel.send(buffers, self._hold_on(loan), self._guard)
             self._count_bytes(size)
 
     def _lay_chunks(self, channel: Channel, ring: Ring, loan: Loan) -> None:
@@ -431,22 +429,26 @@ class PullServer:
             if owed == SLOTS:
                 channel.receive_into(credit, self._due(loan), self._guard)
                 owed -= 1
-            self._hold_on(loan)
+            due = self._hold_on(loan)
             ring.put(slot, data)
             head = ChunkHead(ChunkKind.SLOT, block, chunk, len(data), slot)
-            channel.send([head.packed()], self._due(loan), self._guard)
+            channel.send([head.packed()], due, self._guard)
             self._count_bytes(len(data))
             slot = (slot + 1) % SLOTS
             owed += 1
         for _ in range(owed):
             channel.receive_into(credit, self._due(loan), self._guard)
+        # The peer has its copy. The connection may stay warm for long, the blocks be revoked.
+        ring.wipe()
 
     def _due(self, loan: Loan) -> Instant:
         """Until when the next chunk must be gone."""
         return Instant(min(loan.until, self._clock.now() + self._options.stall_ms))
 
-    def _hold_on(self, loan: Loan) -> None:
-        """Renew the pin while bytes move. Raises _Stopped where nothing more may be sent."""
+    def _hold_on(self, loan: Loan) -> Instant:
+        """Renew the pin while bytes move; until when they must be gone, which is before the pin
+        ends however late that is acted upon. Raises _Stopped where nothing more may be sent.
+        """
         reason = self._host.fault(loan.grant)
         if reason is not None:
             raise _Stopped(reason)
@@ -456,6 +458,8 @@ class PullServer:
         until = Instant(min(loan.until, now + self._options.lease_ms))
         if not self._store.renew(loan.token, until):
             raise _Stopped(Reason.TOKEN)
+        # The system may hold on to a send for a tick beyond that.
+        return Instant(min(until - self._options.tick_ms, now + self._options.stall_ms))
 
     def _count_bytes(self, size: int) -> None:
         with self._lock:

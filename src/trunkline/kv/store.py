@@ -295,7 +295,9 @@ class BlockStore:
             return self._pins.release_holder(holder)
 
     def renew(self, token: bytes, until: Instant) -> bool:
-        """Hold it longer; False where it ran out: what was read since may be another block's."""
+        """Hold it longer; False where it ran out: what was read since may be another block's. And
+        where nobody can find all of it any more: what is revoked or damaged is not to be read on.
+        """
         with self._lock:
             self._expire()
             return self._was_good(self._pins.renew(token, self._capped(until)))
@@ -402,6 +404,7 @@ class BlockStore:
         """Take up to that many steps of taking condemned blocks out of the index and wiping them;
         how many it were. 0: nothing is left to be done now.
         """
+        self._tend()
         for count in range(limit):
             with self._lock:
                 self._expire()
