@@ -63,6 +63,15 @@ def test_no_nonce_is_used_twice() -> None:
     assert len({sealed(sealer)[:12] for _ in range(1_000)}) == 1_000
 
 
+def test_a_key_that_opens_something_is_used() -> None:
+    sealer = AesGcmSealer(max_namespaces=2)
+    read, unread = sealed(sealer, A), sealed(sealer, B)
+    assert sealer.unseal(A, read, b"block 1") == bytes(DATA)
+    sealed(sealer, b"c" * 16)
+    assert sealer.unseal(A, read, b"block 1") == bytes(DATA)
+    assert sealer.unseal(B, unread, b"block 1") is None
+
+
 def test_as_many_keys_as_may_be_and_the_least_recently_used_goes() -> None:
     sealer = AesGcmSealer(max_namespaces=2)
     old, kept = sealed(sealer, A), sealed(sealer, B)

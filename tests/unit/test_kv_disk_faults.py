@@ -276,3 +276,85 @@ def test_a_closed_store_leaves_no_thread(tmp_path: Path) -> None:
     desk = DiskDesk(root=tmp_path)
     desk.store.close()
     eventually(lambda: threading.active_count() == before)
+
+
+def test_a_file_that_can_not_be_removed_is_tried_again_until_the_erasure_ends(
+    tmp_path: Path,
+) -> None:
+    planted: list[Planted] = []
+    tries: list[str] = []
+
+    def plant(files: Files) -> Files:
+        planted.append(Planted(files))
+        return planted[0]
+
+    def fails(name: str) -> None:
+        tries.append(name)
+        raise OSError(errno.EIO, "input/output error")
+
+    desk = desk_with_old_below(tmp_path, wrap=plant, max_jobs=2)
+    assert desk.disk is not None
+    planted[0].before_remove = fails
+    erasure = desk.store.condemn(lambda whose: whose == A)
+    _erase_all(desk)
+    assert (len(tries), erasure.is_done) == (2, False)
+    # Not at once, and nothing is written while so much can not be removed.
+    _erase_all(desk)
+    assert len(tries) == 2
+    refused = desk.disk.counters.refused
+    desk.put_through([chain(B, 100 * number, 1)[0] for number in range(3)], B)
+    assert desk.disk.counters.refused == refused + 1
+    assert desk.store.figures().disk_bytes == 0
+    desk.clock.ms += desk.disk.options.pause_ms
+    _erase_all(desk)
+    assert (len(tries), erasure.is_done) == (4, False)
+    planted[0].before_remove = lambda name: None
+    desk.clock.ms += desk.disk.options.pause_ms
+    _erase_all(desk)
+    assert erasure.is_done
+    assert desk.files() == []
+    assert desk.disk.counters.remove_failures == 4
+    desk.store.close()
+
+
+def test_a_block_with_two_copies_in_memory_is_wiped_in_both(tmp_path: Path) -> None:
+    """It came anew while it was being written to disk, and left the index while it was pinned."""
+    planted: list[Planted] = []
+    goes_on, is_there = threading.Event(), threading.Event()
+
+    def plant(files: Files) -> Files:
+        planted.append(Planted(files))
+        return planted[0]
+
+    def stall(name: str) -> None:
+        is_there.set()
+        assert goes_on.wait(60)
+
+    desk = DiskDesk(root=tmp_path, host_blocks=1, wrap=plant)
+    planted[0].before_write = stall
+    for place in (OLD[0], NEW[0], OLD[0]):
+        desk.put([place], A)
+    assert is_there.wait(60)
+    pins = desk.pin(OLD[:1], A)
+    entry = desk.store._catalogue.find(OLD[0].key)
+    assert entry is not None
+    assert entry.slot is not None
+    assert entry.is_moving
+    entry.slot.view[0] ^= 1
+    assert desk.pin(OLD[:1], A).reason is Reason.DIGEST
+    erasure = desk.store.condemn(lambda whose: whose == A)
+    goes_on.set()
+    desk.settle()
+    _erase_all(desk)
+    assert not erasure.is_done
+    assert desk.store.unpin(pins.token)
+    _erase_all(desk)
+    assert erasure.is_done
+    desk.check_sums()
+    desk.store.close()
+
+
+def _erase_all(desk: DiskDesk) -> None:
+    while desk.store.erase(16):
+        pass
+    desk.settle()

@@ -60,6 +60,8 @@ class AesGcmSealer:
     def unseal(self, ns: bytes, sealed: bytes, associated: bytes) -> bytes | None:
         with self._lock:
             key = self._keys.get(ns)
+            if key is not None:
+                self._keys.move_to_end(ns)
         if key is None or len(sealed) < self.overhead_bytes:
             return None
         try:

@@ -2,7 +2,8 @@
 
 One thread does all I/O, so that a disk that hangs holds one thread and not many. Whoever waits for
 a read has a deadline; a job that runs for longer than `io_deadline_ms` opens the breaker, and what
-is queued behind it is given up: a stalled disk costs misses. Removing is never given up.
+is queued behind it is given up: a stalled disk costs misses. Removing is never given up: where it
+fails it is tried again, after a pause each time.
 
 Must never: hold its lock during I/O or while calling back. Read `files.py` and `store.py` next.
 """
@@ -34,13 +35,15 @@ class DiskOptions:
     io_deadline_ms: float = 2_000.0
     """For one read or write."""
     max_jobs: int = 256
-    """Reads that wait for the thread, and writes likewise; a further one is refused."""
+    """Reads that wait for the thread, and writes likewise; a further one is refused. Nothing is
+    written either while so many files can not be removed."""
     moving_blocks: int = 8
     """Blocks on their way to the disk; they keep their memory until they are there."""
     min_saved_ms: float = 0.0
     """What a block has to save for it to be worth a place on disk."""
     failure_threshold: int = 3
     pause_ms: float = 5_000.0
+    """Until a tier that failed is tried again, and a removal that did."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class DiskCounters:
     written: int = 0
     read: int = 0
     write_failures: int = 0
+    remove_failures: int = 0
     timeouts: int = 0
     refused: int = 0
     """Jobs that were not begun: the breaker was open, or too many waited."""
@@ -63,14 +67,18 @@ class DiskCounters:
 class _Job:
     """One thing for the thread to do. It ends once: done, or given up."""
 
-    __slots__ = ("event", "is_over", "result", "run", "tell")
+    __slots__ = ("event", "is_over", "is_repeated", "result", "run", "tell")
 
     def __init__(
         self,
         run: Callable[[], bytes | Reason],
         tell: Callable[[bytes | Reason], None] | None = None,
+        *,
+        is_repeated: bool = False,
     ) -> None:
         self.run = run
+        self.is_repeated = is_repeated
+        """Until the disk takes it."""
         self.tell = tell
         """Called without a lock, in the tier's thread or by who gives the job up."""
         self.event = threading.Event()
@@ -104,6 +112,8 @@ class DiskTier:
         self._writes: deque[_Job] = deque()
         self._removals: deque[_Job] = deque()
         """Not bounded by itself: there is one at most for each file."""
+        self._postponed: deque[tuple[Instant, _Job]] = deque()
+        """Removals that failed, and when each is tried again; the soonest first."""
         self._running: _Job | None = None
         self._running_since = Instant(0.0)
         self._is_closing = False
@@ -187,7 +197,7 @@ class DiskTier:
             return b""
 
         with self._work:
-            self._removals.append(_Job(run))
+            self._removals.append(_Job(run, is_repeated=True))
             self._work.notify()
 
     def destroy(self, ns: bytes) -> None:
@@ -195,9 +205,15 @@ class DiskTier:
         self._sealer.destroy(ns)
 
     def tend(self) -> None:
-        """Give up what waits behind a job that hangs. Not under the store's lock."""
-        with self._lock:
-            if not self._is_stuck(self._clock.now()):
+        """Give up what waits behind a job that hangs; try again what is to be removed. Not under
+        the store's lock.
+        """
+        with self._work:
+            now = self._clock.now()
+            while self._postponed and self._postponed[0][0] <= now:
+                self._removals.append(self._postponed.popleft()[1])
+                self._work.notify()
+            if not self._is_stuck(now):
                 return
             given_up = self._take_waiting()
             self.counters.timeouts += len(given_up)
@@ -237,7 +253,10 @@ class DiskTier:
     def _submit(self, job: _Job, queue: deque[_Job]) -> bool:
         with self._work:
             now = self._clock.now()
-            if not self._may_begin(now) or len(queue) >= self.options.max_jobs:
+            waiting = len(queue)
+            if queue is self._writes:
+                waiting = max(waiting, len(self._postponed))
+            if not self._may_begin(now) or waiting >= self.options.max_jobs:
                 self.counters.refused += 1
                 return False
             self._breaker.begin(now)
@@ -283,6 +302,10 @@ class DiskTier:
                 self._breaker.succeeded()
             is_wanted = not job.is_over
             job.is_over = True
+            if has_failed and job.is_repeated:
+                self.counters.remove_failures += 1
+                self._postponed.append((Instant(now + self.options.pause_ms), job))
+                job.is_over = is_wanted = False
         if is_wanted:
             job.end(result)
         with self._lock:
