@@ -7,6 +7,7 @@ Read `gateway/picker.py` for what asks it, `core/routing.py` for how it answers.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,10 +16,12 @@ from trunkline.config import Config, RoutingConfig
 from trunkline.control.discovery import FleetModel
 from trunkline.core.cost import CostModel
 from trunkline.core.directory import Directory
+from trunkline.core.events import BlocksRemoved
 from trunkline.core.fleet import Fleet
 from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, derive_namespace
 from trunkline.core.links import LinkProfile, Links, gbit_per_s
 from trunkline.core.profiles import Profile, profile_named
+from trunkline.core.records import Tier, WorkerId
 from trunkline.core.routing import Router
 from trunkline.errors import ConfigError
 from trunkline.gateway.namespaces import CacheQuota, Namespaces
@@ -89,7 +92,7 @@ def assemble(config: Config, given: Given) -> Core:
         receipts=Receipts(
             kept=routing.decisions_kept, is_told=routing.decision_header, key=given.draw(32)
         ),
-        desk=None if links is None else _desk(links, given),
+        desk=None if links is None else _desk(links, directory, given),
     )
     return Core(
         directory=directory,
@@ -126,8 +129,20 @@ def _links(routing: RoutingConfig) -> Links:
     return Links(profile, bytes_per_token=_profile(routing).kv_bytes_per_token)
 
 
-def _desk(links: Links, given: Given) -> PullDesk:
-    return PullDesk(links, transfer_key=given.transfer_key, clock=given.clock, draw=given.draw)
+def _desk(links: Links, directory: Directory, given: Given) -> PullDesk:
+    def missing(worker: WorkerId, name: bytes) -> None:
+        """Workers lend from host memory; their events call a block by the low half of its key."""
+        if directory.knows(worker):
+            low = array("Q", [int.from_bytes(name[-8:], "big")])
+            directory.removed(worker, BlocksRemoved(hashes=low, tier=Tier.HOST))
+
+    return PullDesk(
+        links,
+        transfer_key=given.transfer_key,
+        clock=given.clock,
+        draw=given.draw,
+        on_missing=missing,
+    )
 
 
 def _namespaces(directory: Directory, served: FleetModel, given: Given) -> Namespaces:

@@ -8,13 +8,16 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from picker_bench import derive
+from picker_bench import Characters, Contents, derive
 
 from hand_clock import HandClock
+from trunkline.assembly import Given, assemble
+from trunkline.config import Config
 from trunkline.core.directory import Directory, Match
+from trunkline.core.events import BlocksStored
 from trunkline.core.fleet import WorkerState
 from trunkline.core.links import LinkProfile, Links
-from trunkline.core.records import Slot, WorkerId
+from trunkline.core.records import Slot, Tier, WorkerId
 from trunkline.core.transfer import MAX_GRANT_BLOCKS, kv_chain, read_grant
 from trunkline.gateway.contracts import OPEN_GRANT
 from trunkline.gateway.namespaces import Namespaces
@@ -39,7 +42,14 @@ class Bench:
         self.directory = Directory(max_blocks=1_000)
         self.namespaces = Namespaces(derive, self.directory, draw=bytes)
         self.links = Links(LinkProfile(), bytes_per_token=1_000)
-        self.desk = PullDesk(self.links, transfer_key=KEY, clock=self.clock, draw=bytes)
+        self.missing: list[tuple[WorkerId, bytes]] = []
+        self.desk = PullDesk(
+            self.links,
+            transfer_key=KEY,
+            clock=self.clock,
+            draw=bytes,
+            on_missing=lambda worker, name: self.missing.append((worker, name)),
+        )
         self.tokens = array("I", range(BLOCK * blocks + 3))
         keys = self.namespaces.keys(OPEN_GRANT, self.tokens, BLOCK)
         assert keys is not None
@@ -133,6 +143,9 @@ def test_a_block_that_was_not_there_shortens_what_is_asked_of_that_worker() -> N
     bench = Bench()
     bench.learn(bench.order(), end="published", reason="miss", blocks=2, ms=3.0)
     assert bench.sources([8, 8, 8], [8, 8, 8]) == [4, 8, 8]
+    salt = bench.namespaces.salt(OPEN_GRANT, BLOCK)
+    names = kv_chain(salt, bench.tokens, BLOCK)
+    assert bench.missing == [(W0, names[4 * 32 : 5 * 32])], "and the directory is told"
 
 
 def test_what_the_destination_could_not_do_rests_the_destination() -> None:
@@ -164,3 +177,46 @@ def test_an_answer_that_says_nothing_sensible_teaches_nothing(told: bytes) -> No
     bench.desk.learn(bench.order(), bench.keys, told)
     assert bench.desk.accounts.ended == {("untold", ""): 1}
     assert len(bench.links) == len(bench.desk.sources) == 0
+
+
+def test_a_block_that_is_missing_in_host_memory_leaves_the_directory_there_and_nowhere_else() -> (
+    None
+):
+    bench = Bench()
+    given = Given(
+        tokenizer=Characters(),
+        template=Contents(),
+        root_key=bytes(32),
+        directory_seed=0,
+        clock=bench.clock,
+        draw=bytes,
+        quota_of=lambda _tenant: None,
+        transfer_key=KEY,
+    )
+    core = assemble(Config(), given)
+    desk = core.picker.desk
+    assert desk is not None
+    core.directory.join(W0, block_tokens=BLOCK)
+    namespace = core.namespaces.namespace(OPEN_GRANT, BLOCK)
+    assert namespace is not None
+    names = kv_chain(namespace.salt, bench.tokens, BLOCK)
+    low = array("Q", [int.from_bytes(names[i + 24 : i + 32], "big") for i in range(0, 8 * 32, 32)])
+    keys = core.namespaces.keys(OPEN_GRANT, bench.tokens, BLOCK)
+    assert keys is not None
+    run = BlocksStored(
+        hashes=low,
+        parent=None,
+        tokens=bench.tokens[: 8 * BLOCK],
+        block_tokens=BLOCK,
+        tier=Tier.HOST,
+        salt=namespace.salt,
+    )
+    core.directory.stored(W0, run)
+    core.directory.stored(
+        W0, replace(run, hashes=low[:3], tokens=run.tokens[: 3 * BLOCK], tier=Tier.DEVICE)
+    )
+    for index in (1, 5):
+        desk._on_missing(W0, names[32 * index : 32 * index + 32])
+    desk._on_missing(WorkerId("gone"), names[:32])
+    match = core.directory.match(keys.private)
+    assert (match.device, match.resident) == ([3], [5])

@@ -49,7 +49,13 @@ class Bench:
         self.directory = Directory(max_blocks=10_000)
         self.namespaces = Namespaces(derive, self.directory, draw=bytes)
         links = Links(LinkProfile(), bytes_per_token=1_000)
-        self.desk = PullDesk(links, transfer_key=b"k" * 32, clock=self.clock, draw=bytes)
+        self.desk = PullDesk(
+            links,
+            transfer_key=b"k" * 32,
+            clock=self.clock,
+            draw=bytes,
+            on_missing=lambda worker, name: None,
+        )
         self.agents: dict[WorkerId, Agent] = {}
         self.posts: list[tuple[str, dict[str, str]]] = []
         self.is_failing = False

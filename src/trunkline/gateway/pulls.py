@@ -32,6 +32,7 @@ from trunkline.core.transfer import (
     MAX_GRANT_LIFE_MS,
     NONCE_BYTES,
     Grant,
+    Lesson,
     PullEnd,
     Reason,
     keys_digest,
@@ -96,6 +97,8 @@ class PullOrder:
     """Of the source: what its pull teaches is about this life alone."""
     first_block: int
     block_count: int
+    names: bytes = field(repr=False)
+    """The kv keys of these blocks."""
     header: tuple[str, str] = field(repr=False)
 
 
@@ -116,8 +119,16 @@ class PullDesk:
     """One for a fleet."""
 
     def __init__(
-        self, links: Links, *, transfer_key: bytes, clock: Clock, draw: Callable[[int], bytes]
+        self,
+        links: Links,
+        *,
+        transfer_key: bytes,
+        clock: Clock,
+        draw: Callable[[int], bytes],
+        on_missing: Callable[[WorkerId, bytes], None],
     ) -> None:
+        """`on_missing` is told the kv key of a block that a worker should have and does not."""
+        self._on_missing = on_missing
         self.accounts = PullAccounts()
         self.sources = Sources()
         self.hot = HotPrompts()
@@ -205,6 +216,7 @@ class PullDesk:
             incarnation=source.incarnation,
             first_block=first_block,
             block_count=count,
+            names=granted[: count * KV_KEY_BYTES],
             header=(HEADER, json.dumps(told, separators=(",", ":"))),
         )
 
@@ -229,6 +241,9 @@ class PullDesk:
         missing = order.first_block + read.blocks
         if read.reason is not None and missing < len(keys):
             now = self._clock.now()
+            if read.reason.lesson is Lesson.REMOVE and read.blocks < order.block_count:
+                at = read.blocks * KV_KEY_BYTES
+                self._on_missing(order.source, order.names[at : at + KV_KEY_BYTES])
             self.sources.failed(order.source, order.destination, read.reason, keys[missing], now)
 
     def forget(self, worker: WorkerId) -> None:

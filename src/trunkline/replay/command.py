@@ -175,6 +175,7 @@ def _plan(job: _Job) -> FleetPlan:
             kv_bytes_per_token=round((128 << 10) * trace_tokens / sent_tokens),
         ),
         link_gbit=link_gbit,
+        max_copies=job.arguments.max_copies,
         host_blocks=round(host_factor * workload.capacity_blocks),
         time_scale=job.arguments.time_scale,
         feed=job.arguments.feed,

@@ -28,7 +28,7 @@ MAX_LINK_GBIT = 10_000.0
 _ABOVE_ZERO = ("load", "rate", "speed", "time_scale", "time_divisor", "timeout_s", "link_gbit")
 _AT_LEAST_ONE = (
     *("requests", "workers", "block_tokens", "tokens_per_block", "max_output_tokens"),
-    *("max_in_flight", "vocab_size"),
+    *("max_in_flight", "vocab_size", "max_copies"),
 )
 _SECRET = "api_key"
 
@@ -161,6 +161,8 @@ def _add_fleet(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         add("--host-factor", type=float, metavar="FACTOR",
             help="host memory for KV at each worker, in times of its device memory; pulls need it "
             f"[0, and {PULLING_HOST_FACTOR:g} with --link-gbit]"),
+        add("--max-copies", type=int, default=64, metavar="COUNT",
+            help="what so many workers hold is not pulled any more [64]"),
     ]  # fmt: skip
 
 

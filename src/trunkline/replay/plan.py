@@ -28,6 +28,8 @@ class FleetPlan:
     """How workers tell what they hold: one of `FEEDS`."""
     link_gbit: float | None = None
     """Speed of the workers' links; None where they pull nothing."""
+    max_copies: int = 64
+    """What so many workers hold is not pulled any more."""
     host_blocks: int = 0
     """Blocks in a worker's host memory, beside those of its device."""
     port: int = 0

@@ -153,6 +153,7 @@ class ProcessFleets:
             self._workers = await _start_workers(plan, admin_port, self._link_words(plan))
             self._plan = plan
         words = _gateway_words(plan, self._workers, admin_port) + self._link_words(plan)
+        words += ["--max-copies", str(plan.max_copies)]
         gateway = await start_child("gateway", words)
         self._gateways.append(gateway)
         await gateway.wait_ready()
