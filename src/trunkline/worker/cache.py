@@ -357,7 +357,7 @@ class BlockCache:
         tier.count_from(sequence, 0, first)
         with tier.found(sequence, first, (len(sequence.tokens) - 1) // self.block_tokens) as run:
             for block, stamp in zip(run.blocks, run.stamps, strict=True):
-                if not self._load(sequence, block.data, stamp):
+                if not self._load(sequence, tier.copied(block), stamp):
                     break
         sequence.loaded_blocks = len(sequence.blocks) - first
         self._announce(sequence, first, len(sequence.blocks))
@@ -365,14 +365,17 @@ class BlockCache:
             self._guard.count(run.refused)
         tier.hold_public(sequence)
 
-    def _load(self, sequence: KvSequence, kv: memoryview, stamp: Stamp) -> bool:
+    def _load(self, sequence: KvSequence, kv: bytearray | None, stamp: Stamp) -> bool:
         """One block more; False where there is no place for it, or it is not in order."""
         domain = sequence.domain
+        if kv is None:
+            self._guard.count(Reason.GEN)
+            return False
         if self.places.is_full(domain) and not domain.idle:
             return False
         index = len(sequence.blocks)
         block = self._take(sequence)
-        block.kv = bytearray(kv)
+        block.kv = kv
         block.hash, block.stamp = sequence.hashes[index], stamp
         block.parent = sequence.hashes[index - 1] if index else b""
         block.checksum = simkv.checksum(block.kv)

@@ -22,8 +22,10 @@ from itertools import groupby
 from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason
 from trunkline.kv.catalogue import Erasure
+from trunkline.kv.digests import fault_of
 from trunkline.kv.records import Block as KvBlock
 from trunkline.kv.records import Kept, Owner, Place
+from trunkline.kv.shelf import MAX_QUOTAS
 from trunkline.kv.store import BlockStore
 from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import BlockEvent
@@ -34,8 +36,10 @@ from trunkline.worker.ticket import Ticket
 
 ERASE_SLICE_BLOCKS = 256
 """Blocks wiped between two looks at the sockets."""
-MAX_QUOTAS_KNOWN = 1_024
-"""Quotas that are not told to the store again as long as they stay the same."""
+MAX_QUOTAS_KNOWN = MAX_QUOTAS
+"""Quotas that the store has been told. At the bound that told first is taken back, until its tenant
+asks again.
+"""
 PUBLIC_SHARE = 0.25
 """Of the store: what registered public prefixes may hold on to, used or not."""
 PUBLIC_LEASE_MS = 600_000.0
@@ -162,9 +166,11 @@ class HostTier:
         if self._quotas.get(ticket.tenant, (0, None)) == (floor, cap):
             return
         if ticket.tenant not in self._quotas and len(self._quotas) >= MAX_QUOTAS_KNOWN:
-            self._quotas.pop(next(iter(self._quotas)))
-        self._quotas[ticket.tenant] = (floor, cap)
-        self.store.set_quota(ticket.tenant, floor_bytes=floor, cap_bytes=cap)
+            oldest = next(iter(self._quotas))
+            del self._quotas[oldest]
+            self.store.set_quota(oldest)
+        if self.store.set_quota(ticket.tenant, floor_bytes=floor, cap_bytes=cap):
+            self._quotas[ticket.tenant] = (floor, cap)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -181,7 +187,7 @@ class HostTier:
                 if pins.token:
                     tokens.append(pins.token)
                 blocks.extend(pins.blocks)
-                reason = pins.reason or _misplaced(sequence, first, blocks)
+                reason = _misplaced(sequence, first, blocks) or pins.reason
                 if reason is not None:
                     break
             refused = _REFUSED.get(reason) if reason else None
@@ -189,6 +195,14 @@ class HostTier:
         finally:
             for token in tokens:
                 self.store.unpin(token)
+
+    def copied(self, block: KvBlock) -> bytearray | None:
+        """A copy of what was found. None where it is not that any more: a process that stood still
+        lost its lease, and another block may lie there.
+        """
+        data = bytearray(block.data)
+        reason = fault_of(memoryview(data), block.manifest, self.store.layout)
+        return data if reason is None else None
 
     def count_from(self, sequence: KvSequence, first: int, limit: int) -> int:
         """How many blocks from `first` on are in host memory. They count as used."""
