@@ -6,14 +6,24 @@ import asyncio
 import json
 from array import array
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from trunkline.core.profiles import Profile, Scheduling
 from trunkline.core.records import Instant
-from trunkline.core.transfer import Grant, PullEnd, Reason, keys_digest
+from trunkline.core.transfer import (
+    MAX_GRANT_BYTES,
+    MAX_NAME_BYTES,
+    Grant,
+    PullEnd,
+    Reason,
+    keys_digest,
+)
+from trunkline.kv.client import Puller
+from trunkline.kv.pulls import Cancel, PullRequest, PullResult
 from trunkline.kv.records import Owner
+from trunkline.ports.clock import Clock
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.jobs import Failure, Job, Jobs, QueueFull
 from trunkline.worker.judge import PullHost, StoreJudge
@@ -25,6 +35,8 @@ from trunkline.worker.pulls import (
     PullCall,
     Pulled,
     PullOrder,
+    Pulls,
+    PullTerms,
     _misfit,
     order_from,
 )
@@ -54,11 +66,36 @@ def test_an_order_is_read_and_none_is_none() -> None:
     assert "abc" not in repr(order)
 
 
-def test_an_order_has_4_kib_at_most() -> None:
+def test_an_order_has_16_kib_at_most_and_the_longest_of_all_grants_fits() -> None:
+    longest = "a" * ((MAX_GRANT_BYTES * 4 + 2) // 3)
+    names = {"host": "h" * 255, "local": "l" * 107, "source": "ü" * (MAX_NAME_BYTES // 2)}
+    order = order_from(_order(grant=longest, **names))
+    assert order is not None
+    assert (order.grant, order.fault) == (longest, None)
     rest = len(_order(grant="")[0][1])
     assert order_from(_order(grant="a" * (MAX_HEADER_BYTES - rest))) is not None
-    with pytest.raises(BadRequest, match="at most 4096 are taken"):
+    with pytest.raises(BadRequest, match="at most 16384 are taken"):
         order_from(_order(grant="a" * (MAX_HEADER_BYTES - rest + 1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"host": ""}, Reason.CONNECT),
+        ({"host": "a/b"}, Reason.CONNECT),
+        ({"port": 0}, Reason.CONNECT),
+        ({"port": 65_536}, Reason.CONNECT),
+        ({"local": "l" * 108}, Reason.CONNECT),
+        ({"source": ""}, Reason.GRANT),
+        ({"source": "s" * (MAX_NAME_BYTES + 1)}, Reason.GRANT),
+    ],
+)
+def test_an_order_that_is_of_no_use_is_the_pulls_fault(
+    changes: dict[str, Any], fault: Reason
+) -> None:
+    order = order_from(_order(**changes))
+    assert order is not None
+    assert order.fault is fault
 
 
 # --- what a grant must fit ---
@@ -148,6 +185,99 @@ def test_transfers_on_a_link_go_one_after_another() -> None:
     assert link.book(100, Instant(1_000)) == (1_000, 1_050)
     assert link.book(100, Instant(1_010)) == (1_050, 1_100)
     assert link.book(10, Instant(2_000)) == (2_000, 2_005)
+
+
+def test_what_is_too_late_does_not_take_a_link() -> None:
+    link = Link(0.5)
+    link.book(100, Instant(1_000))
+    assert link.book(100, Instant(1_000), begins_by=Instant(1_049)) is None
+    assert link.book(100, Instant(1_000), through_by=Instant(1_099)) is None
+    assert link.book(100, Instant(1_000), begins_by=Instant(1_050)) == (1_050, 1_100)
+    assert link.book(100, Instant(1_000), through_by=Instant(1_150)) == (1_100, 1_150)
+
+
+KEY = bytes(32)
+
+
+class _Nobody:
+    """A puller that finds nothing."""
+
+    asked = 0
+
+    def pull(self, request: PullRequest, cancel: Cancel) -> PullResult:
+        self.asked += 1
+        return PullResult(
+            end=PullEnd.REJECTED,
+            reason=Reason.MISS,
+            blocks=0,
+            bytes=0,
+            ms=0.0,
+            setup_ms=0.0,
+            verify_ms=0.0,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def _fetched(store: Store, link: Link, *, is_left: bool = False, **changes: Any) -> Pulled:
+    """What becomes of a pull of the prompt's first four blocks, on that link."""
+    nobody = _Nobody()
+    pulls = Pulls(
+        store.behind,
+        cast("Puller", nobody),
+        transfer_key=KEY,
+        clock=cast("Clock", store),
+        link=link,
+        host=PullHost(store.fence),
+        terms=PullTerms(block_tokens=BLOCK, token_bytes=1, setup_ms=1.0, patience_ms=100.0),
+    )
+    terms = Terms(ticket=ticket())
+    sequence = store.cache.sketch(PROMPT, "salt", terms)
+    grant = _grant(sequence, 0, 4, **{"deadline_ms": 1_100} | changes).signed(KEY)
+
+    async def scenario() -> Pulled:
+        call = PullCall(replace(ORDER, grant=grant))
+        if is_left:
+            call.cancel()
+        await pulls.fetch(call, store.cache, PROMPT, "salt", terms)
+        assert call.pulled is not None
+        return call.pulled
+
+    pulled = asyncio.run(asyncio.wait_for(scenario(), 5))
+    pulls.close()
+    assert nobody.asked == (pulled.reason is Reason.MISS)
+    return pulled
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("nothing", (PullEnd.REJECTED, Reason.MISS)),
+        ("a full link", (PullEnd.REJECTED, Reason.BUSY)),
+        ("a client that left", (PullEnd.CANCELLED, Reason.CLIENT)),
+        ("a raised epoch", (PullEnd.REJECTED, Reason.EPOCH)),
+        ("an old grant", (PullEnd.REJECTED, Reason.GRANT)),
+    ],
+)
+def test_a_pull_that_will_come_to_nothing_takes_nothing_of_the_link(
+    what: str, expected: tuple[PullEnd, Reason]
+) -> None:
+    store, link = Store(host=32), Link(0.001)
+    store.lease()
+    busy_until = Instant(0.0)
+    if what == "a full link":
+        busy_until = Instant(1_099.5)  # and the set-up is 1 ms
+        link.book(99_500, Instant(1_000))
+    if what == "a raised epoch":
+        store.lease(10, **{SUBJECTS[2]: EPOCHS[2] + 1})
+    deadline_ms = 1_000 if what == "an old grant" else 1_100
+    is_left = what == "a client that left"
+    pulled = _fetched(store, link, is_left=is_left, deadline_ms=deadline_ms)
+    assert (pulled.end, pulled.reason) == expected
+    if what == "nothing":
+        busy_until = Instant(1_000 + 4 * BLOCK * 0.001)
+    assert link.book(0, Instant(0.0)) == (busy_until, busy_until)
 
 
 # --- the queue ---

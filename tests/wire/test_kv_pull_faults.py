@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from faulty_source import Planted, serving
-from pull_desk import STALL_MS, Ends
+from pull_desk import PATIENT, STALL_MS, Ends, running
 
 from kv_desk import LAYOUT
 from trunkline.core.records import Instant
@@ -130,3 +130,16 @@ def test_nobody_there_is_said_at_once() -> None:
     ends = Ends()
     result = ends.pull(ends.request(ends.at(nobody)))
     assert (result.end, result.reason) == (PullEnd.REJECTED, Reason.CONNECT)
+
+
+def test_a_refusal_is_heard_however_long_the_source_took_to_find_it() -> None:
+    with running(Ends(pull_options=PATIENT)) as ends:
+
+        def take_long(_asked: int) -> None:
+            ends.clock.ms += STALL_MS + 1
+
+        ends.source_host.reason = Reason.BUSY
+        ends.source_host.at_ask = take_long
+        result = ends.pull()
+        assert (result.end, result.reason) == (PullEnd.REJECTED, Reason.BUSY)
+        ends.settled()

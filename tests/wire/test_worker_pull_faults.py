@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -206,20 +207,45 @@ def test_pulls_take_turns_on_a_link(tmp_path: Path, prompt: list[int]) -> None:
         assert times[2] >= 2 * alone_ms
 
 
+STALLED = ("--pull-patience-ms", "60000")
+"""With a source that says nothing, pulls last until it is killed."""
+LATE_MS = 55_000
+
+
+def _stalled(fleet: Pair, source: Member, destination: Member, prompt: list[int]) -> dict[str, str]:
+    """The order of a pull that will not come to its end by itself."""
+    deadline_ms = int(time.time() * 1_000) + LATE_MS
+    grant = fleet.grant(source, destination, prompt=prompt, deadline_ms=deadline_ms)
+    return fleet.order(source, grant)
+
+
+def _kill(fleet: Pair, source: Member) -> None:
+    fleet.members.remove(source)
+    source.process.kill()
+
+
 def test_beyond_the_bound_of_pulls_a_request_is_computed_at_once(
     tmp_path: Path, prompt: list[int]
 ) -> None:
-    with pair(tmp_path, "--link-gbit", "0.002") as two, ThreadPoolExecutor(16) as threads:
+    with (
+        pair(tmp_path, *STALLED, source=("--fault", "pull-stall")) as two,
+        ThreadPoolExecutor(16) as threads,
+    ):
         fleet, source, destination = two
         prompts = [[token + shift for token in prompt] for shift in range(9)]
         for one in prompts:
             ready(source, one)
-        orders = [
-            fleet.order(source, fleet.grant(source, destination, prompt=one)) for one in prompts
+        orders = [_stalled(fleet, source, destination, one) for one in prompts]
+        waiting = [
+            threads.submit(destination.ask, *asked)
+            for asked in zip(prompts[:8], orders[:8], strict=True)
         ]
-        answers = list(threads.map(destination.ask, prompts, orders))
-        reasons = [pulled(answer)["reason"] for answer in answers]
-        assert reasons.count("busy") >= 1
+        until(lambda: destination.metric("trunkline:pulls_running") == 8, "as many as may be")
+        told = pulled(destination.ask(prompts[8], orders[8]))
+        assert (told["end"], told["reason"]) == ("rejected", "busy")
+        assert destination.metric("trunkline:pulls_running") == 8, "it waited for nothing"
+        _kill(fleet, source)
+        assert {pulled(one.result())["end"] for one in waiting} == {"rejected"}
         assert destination.metric("trunkline:pulls_running") == 0
         assert staged(destination) == 0
 
@@ -233,9 +259,6 @@ def test_others_wait_for_what_is_being_pulled_and_neither_compute_nor_pull_it(
         order = fleet.order(source, fleet.grant(source, destination, prompt=prompt))
         granted = threads.submit(destination.ask, prompt, order)
         plain = threads.submit(destination.ask, prompt)
-        other = threads.submit(destination.ask, [token + 1 for token in prompt])
-        assert cached(other.result().json()) == 0
-        assert destination.metric("trunkline:pulls_running") == 1, "it waited for nothing"
         assert pulled(first.result())["blocks"] == BLOCKS
         assert cached(plain.result().json()) == LONG
         assert cached(granted.result().json()) == LONG
@@ -245,12 +268,20 @@ def test_others_wait_for_what_is_being_pulled_and_neither_compute_nor_pull_it(
 def test_who_waits_for_a_pull_that_comes_to_nothing_is_served(
     tmp_path: Path, prompt: list[int]
 ) -> None:
-    with pair(tmp_path, *SLOW) as two, ThreadPoolExecutor() as threads:
+    with (
+        pair(tmp_path, *STALLED, source=("--fault", "pull-stall")) as two,
+        ThreadPoolExecutor() as threads,
+    ):
         fleet, source, destination = two
-        first = _begun(threads, two, prompt)
-        fleet.members.remove(source)
+        ready(source, prompt)
+        order = _stalled(fleet, source, destination, prompt)
+        first = threads.submit(destination.ask, prompt, order)
+        until(lambda: destination.metric("trunkline:pulls_running") == 1, "the pull runs")
         waiting = [threads.submit(destination.ask, prompt) for _ in range(3)]
-        source.process.kill()
+        until(lambda: destination.http.get("/load").json()["server_load"] == 4, "they wait")
+        assert cached(destination.ask([token + 1 for token in prompt]).json()) == 0
+        assert not any(one.done() for one in (first, *waiting)), "another one waited for nothing"
+        _kill(fleet, source)
         assert pulled(first.result())["end"] == "rejected"
         assert all(one.result().status_code == 200 for one in waiting)
         assert (staged(destination), destination.metric("trunkline:pulls_running")) == (0, 0)

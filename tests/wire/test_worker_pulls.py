@@ -171,7 +171,7 @@ WRONG_GRANTS: dict[str, tuple[dict[str, Any], str]] = {
     "for other blocks": ({"keys": bytes(32)}, "grant"),
     "of another layout": ({"layout": bytes(16)}, "layout"),
     "for fewer bytes": ({"max_bytes": BLOCK_BYTES}, "grant"),
-    "that is over": ({"deadline_ms": 1}, "timeout"),
+    "that is over": ({"deadline_ms": 1}, "grant"),
     "that is over in a day": ({"deadline_ms": 2**50}, "grant"),
     "of a revision not seen": ({"rev": 99}, "lease"),
     "without the tenant": ({"subjects": ("fleet", "org/o"), "epochs": (0, 0)}, "grant"),
@@ -210,17 +210,9 @@ def test_a_grant_is_used_once(two: Two, prompt: list[int]) -> None:
 
 
 ODD_ORDERS: dict[str, dict[str, Any]] = {
-    "a port that is none": {"port": 0},
-    "a port beyond": {"port": 65_536},
     "a port as text": {"port": "80"},
-    "a host with a path": {"host": "a/b"},
-    "no host": {"host": ""},
-    "a long socket": {"local": "l" * 108},
-    "no source": {"source": ""},
-    "a grant with spaces": {"grant": "a b"},
-    "no grant": {"grant": ""},
     "something unknown": {"more": 1},
-    "more than 4 KiB": {"grant": "a" * 4_096},
+    "more than 16 KiB": {"grant": "a" * 16_384},
 }
 
 
@@ -231,6 +223,30 @@ def test_an_order_that_is_odd_is_refused(name: str, two: Two, prompt: list[int])
     answer = raw(destination, prompt, order | fleet.ticket())
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "x-trunkline-pull"
+
+
+USELESS_ORDERS: dict[str, tuple[dict[str, Any], str]] = {
+    "a port that is none": ({"port": 0}, "connect"),
+    "a host with a path": ({"host": "a/b"}, "connect"),
+    "a long socket": ({"local": "l" * 108}, "connect"),
+    "no source": ({"source": ""}, "grant"),
+    "a grant with spaces": ({"grant": "a b"}, "grant"),
+    "no grant": ({"grant": ""}, "grant"),
+    "a grant that is too long": ({"grant": "a" * 12_000}, "grant"),
+}
+
+
+@pytest.mark.parametrize("name", USELESS_ORDERS)
+def test_an_order_that_is_of_no_use_is_rejected_and_the_request_computed(
+    name: str, two: Two, prompt: list[int]
+) -> None:
+    fleet, source, destination = two
+    changes, reason = USELESS_ORDERS[name]
+    grant = fleet.grant(source, destination, prompt=prompt)
+    answer = destination.ask(prompt, fleet.order(source, grant, **changes))
+    told = pulled(answer)
+    assert (told["end"], told["reason"], told["blocks"]) == ("rejected", reason, 0)
+    assert cached(answer.json()) == 0
 
 
 def test_an_order_needs_a_ticket_beside_it_and_is_given_once(two: Two, prompt: list[int]) -> None:

@@ -310,6 +310,7 @@ class PullServer:
         reason = self._pull(channel, peer, ring, request)
         if reason is not None:
             self._count_end(reason)
+            due = Instant(self._clock.now() + self._options.stall_ms)  # the lender may have waited
             channel.send([encoded(Refused(reason=reason))], due, self._guard)
 
     def _guard(self) -> None:

@@ -1,7 +1,8 @@
 """The worker's store as its pull server sees it: behind the outgoing link, and with faults on
 purpose.
 
-    asked for n blocks ─► wait until the link would be through with them ─► pinned, sent
+    asked for n blocks ─► m are here ─► wait until the link would be through with m ─► pinned, sent
+                                     └─ not before the grant is over: busy, nothing is booked
 
 Runs in the threads of the server. Must never: hold a pin while it waits for the link. Read
 `link.py` for the model, `kv/server.py` for who asks.
@@ -14,15 +15,21 @@ import threading
 from collections.abc import Sequence
 
 from trunkline.core.records import Instant
+from trunkline.core.transfer import Reason
 from trunkline.kv.records import Block, Pins
 from trunkline.kv.store import BlockStore
 from trunkline.ports.clock import Clock
 from trunkline.worker.faults import Faults
 from trunkline.worker.link import Link
 
+LEASE_MS = 5_000.0
+"""A pin ends this long after bytes moved last. The server gives a peer up long before."""
+
 
 class LentStore:
-    """`kv.server.Lender`."""
+    """`kv.server.Lender`. `until` is to be the end of the grant: so long a pull may wait for the
+    link. What is pinned then is pinned for `LEASE_MS`.
+    """
 
     def __init__(
         self, store: BlockStore, *, link: Link, clock: Clock, faults: Faults, block_tokens: int
@@ -45,11 +52,19 @@ class LentStore:
     ) -> Pins:
         if self._faults.is_pull_stalling:
             self._is_closing.wait()
-        now = self._clock.now()
-        _, through_at = self._link.book(len(keys) * self._block_tokens, now)
-        self._is_closing.wait((through_at - now) / 1e3)
-        lease = Instant(until + (through_at - now))
-        pins = self._store.pin(ns, keys, until=lease, holder=holder, is_verified=is_verified)
+        here = self._store.pin(ns, keys, until=until, holder=holder, is_verified=False)
+        if not here.token:
+            return here
+        self._store.unpin(here.token)
+        found, now = keys[: len(here.blocks)], self._clock.now()
+        booked = self._link.book(len(found) * self._block_tokens, now, through_by=until)
+        if booked is None:
+            return Pins(token=b"", blocks=(), reason=Reason.BUSY)
+        self._is_closing.wait((booked[1] - now) / 1e3)
+        pins = self._store.pin(
+            ns, found, until=self._lease(until), holder=holder, is_verified=is_verified
+        )
+        pins = dataclasses.replace(pins, reason=pins.reason or here.reason)
         if self._faults.is_pull_flipping and pins.blocks:
             return dataclasses.replace(pins, blocks=(*pins.blocks[:-1], _flipped(pins.blocks[-1])))
         return pins
@@ -58,11 +73,14 @@ class LentStore:
         return self._store.unpin(token)
 
     def renew(self, token: bytes, until: Instant) -> bool:
-        return self._store.renew(token, until)
+        return self._store.renew(token, self._lease(until))
 
     def close(self) -> None:
         """Nobody waits any longer."""
         self._is_closing.set()
+
+    def _lease(self, until: Instant) -> Instant:
+        return Instant(min(until, self._clock.now() + LEASE_MS))
 
 
 def _flipped(block: Block) -> Block:

@@ -6,9 +6,12 @@ says how long it would take. Must never: read a clock or wait. `pulls.py` and `l
 
 from __future__ import annotations
 
+import math
 import threading
 
 from trunkline.core.records import Instant
+
+_EVER = Instant(math.inf)
 
 
 class Link:
@@ -23,9 +26,21 @@ class Link:
         """What a transfer takes that has the link for itself."""
         return tokens * self._ms_per_token
 
-    def book(self, tokens: int, now: Instant) -> tuple[Instant, Instant]:
-        """When a transfer that is asked for now begins and when it is through."""
+    def book(
+        self,
+        tokens: int,
+        now: Instant,
+        *,
+        begins_by: Instant = _EVER,
+        through_by: Instant = _EVER,
+    ) -> tuple[Instant, Instant] | None:
+        """When a transfer that is asked for now begins and when it is through. None, and nothing is
+        booked, where that is later than it is worth something.
+        """
         with self._lock:
             begins = max(now, self._free_at)
-            self._free_at = Instant(begins + self.ms_of(tokens))
-            return begins, self._free_at
+            through = Instant(begins + self.ms_of(tokens))
+            if begins > begins_by or through > through_by:
+                return None
+            self._free_at = through
+            return begins, through

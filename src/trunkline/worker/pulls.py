@@ -37,16 +37,18 @@ from trunkline.kv.client import Puller
 from trunkline.kv.peers import Source
 from trunkline.kv.pulls import Cancel, PullRequest
 from trunkline.kv.records import Owner
+from trunkline.kv.server import Host
 from trunkline.ports.clock import Clock
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.link import Link
-from trunkline.worker.ticket import Ticket, bad_header, decoded_header
+from trunkline.worker.ticket import Ticket, decoded_header
 from trunkline.worker.tiers import HostTier, place_of
 
 HEADER = b"x-trunkline-pull"
 ANSWER_HEADER = b"x-trunkline-pulled"
-MAX_HEADER_BYTES = 4_096
+MAX_HEADER_BYTES = 16_384
+"""The longest grant as text, the longest names and an address."""
 MAX_PULLS = 8
 """At a time; a further request is computed at once."""
 SETUP_MS = 1.0
@@ -56,7 +58,6 @@ PATIENCE = 3.0
 _MAX_LOCAL_CHARACTERS = 107  # of a unix socket's name
 _HOST = re.compile(r"[A-Za-z0-9.:_-]{1,255}")
 _LOCAL = re.compile(rf"[A-Za-z0-9._-]{{0,{_MAX_LOCAL_CHARACTERS}}}")
-_GRANT = re.compile(r"[A-Za-z0-9_-]+")
 _PUBLIC = f"{SubjectKind.PUBLIC.value}/"
 _FLEET = SubjectKind.FLEET.value
 
@@ -78,6 +79,8 @@ class PullOrder:
     port: int
     local: str
     source: str
+    fault: Reason | None = None
+    """Why nothing will be pulled by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,23 +149,31 @@ class PullCall:
 
 
 def order_from(headers: Sequence[tuple[bytes, bytes]]) -> PullOrder | None:
-    """The order among raw headers; None where there is none. Raises BadRequest."""
+    """The order among raw headers; None where there is none. Raises BadRequest where it is not of
+    this shape. An address or a name that nothing can be pulled by is the pull's fault, not the
+    client's.
+    """
     wire = decoded_header(headers, HEADER, MAX_HEADER_BYTES, _Wire)
     if wire is None:
         return None
-    if not _GRANT.fullmatch(wire.grant):
-        raise bad_header(HEADER, "grant must be base64url")
-    if not _HOST.fullmatch(wire.host):
-        raise bad_header(HEADER, "host must be an address or a name")
-    if not 1 <= wire.port <= 65_535:
-        raise bad_header(HEADER, f"port is {wire.port}, allowed are 1 to 65535")
-    if not _LOCAL.fullmatch(wire.local):
-        raise bad_header(HEADER, "local must be the name of a socket, or empty")
-    if not (0 < len(wire.source.encode()) <= MAX_NAME_BYTES and wire.source.isprintable()):
-        raise bad_header(HEADER, "source must be the name of a worker")
     return PullOrder(
-        grant=wire.grant, host=wire.host, port=wire.port, local=wire.local, source=wire.source
+        grant=wire.grant,
+        host=wire.host,
+        port=wire.port,
+        local=wire.local,
+        source=wire.source,
+        fault=_order_fault(wire),
     )
+
+
+def _order_fault(wire: _Wire) -> Reason | None:
+    """What cannot be used of it; the grant itself is looked at later."""
+    if not (_HOST.fullmatch(wire.host) and _LOCAL.fullmatch(wire.local)):
+        return Reason.CONNECT
+    if not 1 <= wire.port <= 65_535:
+        return Reason.CONNECT
+    is_named = 0 < len(wire.source.encode()) <= MAX_NAME_BYTES and wire.source.isprintable()
+    return None if is_named else Reason.GRANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +199,7 @@ class Pulls:
         transfer_key: bytes,
         clock: Clock,
         link: Link,
+        host: Host,
         terms: PullTerms,
     ) -> None:
         self._tier = tier
@@ -195,6 +207,7 @@ class Pulls:
         self._transfer_key = transfer_key
         self._clock = clock
         self._link = link
+        self._host = host
         self._terms = terms
         self._threads = ThreadPoolExecutor(terms.max_pulls, thread_name_prefix="kv-pull")
         self.open_count = 0
@@ -264,6 +277,8 @@ class Pulls:
     async def _fetch(
         self, call: PullCall, order: PullOrder, sketch: Callable[[], KvSequence]
     ) -> Pulled:
+        if order.fault is not None:
+            return _rejected(order.fault)
         grant, sequence = read_grant(order.grant, self._transfer_key), sketch()
         if grant is None:
             return _rejected(Reason.GRANT)
@@ -290,14 +305,25 @@ class Pulls:
     async def _in_turn(
         self, call: PullCall, grant: Grant, sketch: Callable[[], KvSequence]
     ) -> Pulled:
-        """When the link is free."""
-        now = self._clock.now()
-        begins, through = self._link.book(grant.block_count * self._terms.block_tokens, now)
-        setup_ms = self._terms.setup_ms
-        longest_ms = max(self._terms.patience_ms, PATIENCE * (setup_ms + through - now))
+        """When the link is free. Nothing of it is taken for what is known to come to nothing."""
+        now, setup_ms = self._clock.now(), self._terms.setup_ms
         granted_ms = grant.deadline_ms - self._clock.wall() * 1e3
         if granted_ms <= 0.0:
             return _rejected(Reason.GRANT)
+        if call.cancelled.is_cancelled:
+            return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
+        reason = self._host.fault(grant)
+        if reason is not None:
+            return _rejected(reason)
+        booked = self._link.book(
+            grant.block_count * self._terms.block_tokens,
+            now,
+            begins_by=Instant(now + granted_ms - setup_ms),
+        )
+        if booked is None:
+            return _rejected(Reason.BUSY)
+        begins, through = booked
+        longest_ms = max(self._terms.patience_ms, PATIENCE * (setup_ms + through - now))
         await call.pause(setup_ms + begins - now)
         if call.cancelled.is_cancelled:
             return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)

@@ -16,7 +16,7 @@ from typing import Any
 
 from trunkline.core import simkv
 from trunkline.core.eviction import make_evictor
-from trunkline.core.transfer import hash_scheme
+from trunkline.core.transfer import MAX_GRANT_LIFE_MS, hash_scheme
 from trunkline.kv.client import Puller
 from trunkline.kv.disk import DiskOptions, DiskTier
 from trunkline.kv.files import FolderFiles
@@ -42,7 +42,10 @@ STAGING_SHARE = 0.25
 MOVING_BLOCKS = 128
 """On their way to the disk; what gives way beyond that is dropped."""
 _STALL_MS = 600_000.0
-"""The modelled link keeps a peer waiting for its first chunk: deadlines alone end a pull here."""
+"""Of who pulls: the source's link keeps it waiting for the first answer, the deadline alone ends
+that. What it holds meanwhile is a staging of its own, which outlives the deadline. A source has no
+such time: it waits for its link before it pins, and a peer that then takes nothing is given up.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +215,11 @@ def _exchange(options: WorkerOptions, parts: StorageParts, tier: HostTier) -> Ex
         identity,
         parts.transfer_key,
         clock,
-        ServerOptions(host=options.pull_host, port=options.pull_port, stall_ms=_STALL_MS),
+        ServerOptions(
+            host=options.pull_host,
+            port=options.pull_port,
+            lease_ms=MAX_GRANT_LIFE_MS,  # so `lent` is told when the grant ends
+        ),
         host=host,
         draw=parts.draw,
     )
@@ -222,6 +229,7 @@ def _exchange(options: WorkerOptions, parts: StorageParts, tier: HostTier) -> Ex
         transfer_key=parts.transfer_key,
         clock=clock,
         link=Link(ms_per_token),
+        host=host,
         terms=PullTerms(
             block_tokens=block_tokens,
             token_bytes=token_bytes,
