@@ -12,6 +12,7 @@ from kv_desk import Desk
 from trunkline.core.records import Instant
 from trunkline.core.transfer import PullEnd, Reason
 from trunkline.kv.peers import Peers
+from trunkline.kv.server import ServerOptions
 from trunkline.kv.wire import Fault
 
 TRANSPORTS = pytest.mark.parametrize("is_local", [False, True], ids=["tcp", "shared-memory"])
@@ -57,6 +58,12 @@ def test_an_error_nobody_foresaw_is_raised_and_takes_no_place_with_it(
             ends.puller.pull(ends.request())
     assert ends.puller.figures.open_pulls == 0
     assert ends.puller.figures.ended == {(PullEnd.CANCELLED, Reason.CLIENT): 100}
+
+
+@pytest.mark.parametrize("stall_ms", [5_000.0, 4_950.0])
+def test_a_source_may_not_stall_for_longer_than_its_pin_holds(stall_ms: float) -> None:
+    with pytest.raises(AssertionError):
+        ServerOptions(stall_ms=stall_ms, lease_ms=5_000.0, tick_ms=50.0)
 
 
 @TRANSPORTS

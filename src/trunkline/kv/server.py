@@ -117,6 +117,10 @@ class ServerOptions:
     tick_ms: float = 50.0
     """How often a wait looks at the clock."""
 
+    def __post_init__(self) -> None:
+        # What blocks for longer than its lease would send memory that may be another's by then.
+        assert self.stall_ms + self.tick_ms < self.lease_ms, (self.stall_ms, self.lease_ms)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFigures:
