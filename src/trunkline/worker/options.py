@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from ipaddress import IPv4Address
 from typing import Any, cast
 
 from trunkline.core.eviction import DEFAULT_POLICY, Policy
@@ -75,7 +76,7 @@ class WorkerOptions:
     eviction: str = _option(
         DEFAULT_POLICY.value, f"What goes first there: {', '.join(p.value for p in Policy)}."
     )
-    pull_host: str = _option("127.0.0.1", "Address that other workers pull blocks from.")
+    pull_host: str = _option("127.0.0.1", "IPv4 address that other workers pull blocks from.")
     pull_port: int = _option(0, "Its port; 0 lets the kernel pick.", 0, 65_535)
     transfer_key_file: str = _option(
         "", "File with the fleet's transfer key, 64 hex digits; empty: no pulls."
@@ -105,6 +106,7 @@ class WorkerOptions:
         if self.eviction not in {policy.value for policy in Policy}:
             known = ", ".join(policy.value for policy in Policy)
             raise ValueError(f"eviction {self.eviction!r} is not one of {known}")
+        _check_pull_host(self.pull_host)
         if self.transfer_key_file and not self.host_blocks:
             raise ValueError("transfer_key_file needs host_blocks: pulls go between host memories")
         if bool(self.disk_blocks) is not bool(self.disk_dir):
@@ -131,6 +133,16 @@ class WorkerOptions:
     def context_tokens(self) -> int:
         """The longest prompt plus answer."""
         return self.max_model_len or min(131_072, self.blocks * self.block_size)
+
+
+def _check_pull_host(text: str) -> None:
+    """It is listened on, and told to others as it is."""
+    try:
+        address = IPv4Address(text)
+    except ValueError as error:
+        raise ValueError(f"pull_host is {text!r}, needed is an IPv4 address") from error
+    if address.is_unspecified:
+        raise ValueError(f"pull_host is {text}, needed is the address that other workers reach")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
