@@ -182,7 +182,8 @@ def test_d11_a_source_that_is_stopped_or_killed_costs_no_request(
                 until(lambda: crowd.done() or sum(map(busy, others)) == 0, "the others go on")
         finally:
             holder.send(signal.SIGCONT)
-        crowd.result()  # which checked every answer
+        answers = crowd.result()  # which checked every answer
+        assert [answer.status for answer in answers] == [200] * 6
 
 
 def test_d05_d31_what_starts_anew_on_either_side_agrees_with_the_other_again(

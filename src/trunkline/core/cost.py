@@ -75,6 +75,8 @@ class _Case:
 
     tokens: int
     matched: list[int]
+    common: int
+    """`common_tokens` of them."""
     churn_price: float
 
 
@@ -128,9 +130,26 @@ class CostModel:
         imbalance is negative). Hot prefixes thus end up everywhere, by load alone. Where `source`
         has more than a worker, pulling that is considered.
         """
-        common = common_tokens(matched_tokens)
+        case = self._case(states, matched_tokens, tokens, churn_floor)
+        columns = self._local(states, case, now)
+        if source is not None and self.links is not None:
+            self._consider_pulls(columns, states, case, source, self.links)
+        return columns
+
+    def _case(
+        self, states: list[WorkerState], matched: list[int], tokens: int, churn_floor: float
+    ) -> _Case:
         churn_total = sum([state.queue.churn for state in states])
-        churn_price = self._churn_weight / (churn_total / len(states) + churn_floor)
+        return _Case(
+            tokens=tokens,
+            matched=matched,
+            common=common_tokens(matched),
+            churn_price=self._churn_weight / (churn_total / len(states) + churn_floor),
+        )
+
+    def _local(self, states: list[WorkerState], case: _Case, now: Instant) -> CostColumns:
+        """Prices where each worker goes on from what it has."""
+        tokens, common, churn_price = case.tokens, case.common, case.churn_price
         fixed_ms, token_ms, context_ms = self._fixed_ms, self._token_ms, self._context_ms
         decode_ms = self._decode_ms
         queue_column: list[float] = []
@@ -138,7 +157,7 @@ class CostModel:
         imbalance_column: list[float] = []
         decode_column: list[float] = []
         cost_column: list[float] = []
-        for state, matched in zip(states, matched_tokens, strict=True):
+        for state, matched in zip(states, case.matched, strict=True):
             queue = state.queue
             missed = tokens - matched
             per_token_ms = token_ms + context_ms * (matched + 0.5 * missed)
@@ -158,7 +177,7 @@ class CostModel:
             imbalance_column.append(imbalance_ms)
             decode_column.append(pressure_ms)
             cost_column.append(queue_ms + miss_ms + imbalance_ms + pressure_ms)
-        columns = CostColumns(
+        return CostColumns(
             queue_ms=queue_column,
             transfer_ms=[0.0] * len(states),
             miss_ms=miss_column,
@@ -168,10 +187,6 @@ class CostModel:
             churn_price=churn_price,
             pulled_tokens=[0] * len(states),
         )
-        if source is not None and self.links is not None:
-            case = _Case(tokens=tokens, matched=matched_tokens, churn_price=churn_price)
-            self._consider_pulls(columns, states, case, source, self.links)
-        return columns
 
     def _consider_pulls(
         self,
@@ -184,7 +199,7 @@ class CostModel:
         """Where taking the rest of what the source has is cheaper than computing it, that is the
         worker's price.
         """
-        common = common_tokens(case.matched)
+        common = case.common
         left_ms = self.prefill_ms(case.tokens - source.tokens, source.tokens)
         for i, state in enumerate(states):
             matched = case.matched[i]
