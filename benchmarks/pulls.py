@@ -1,10 +1,12 @@
 """What pulls win on the fleet model: W1 to W4 at 25, 100 and 400 Gbit/s, and with host memory.
 
-    python benchmarks/pulls.py [--json] [--seeds COUNT]
+    python benchmarks/pulls.py [--json] [--seeds COUNT] [--gateway-rule]
 
 KV is 128 KiB a token. Beside each setting stands the run without pulls and the pooled limit, one
 cache of the fleet's whole size. p95 of the time to first token in s, hit tokens in percent; both
 are the model's and the same on any machine. Half a minute of CPU for one seed.
+
+With --gateway-rule nothing is pulled that its source still owes, as in the gateway: no bars.
 
 Bars are those of `trunkline simulate` (`sim/acceptance.py`), for the first seed: p95 and hits at
 100 Gbit/s, never worse than without pulls at 25, host memory of 8 times the device at 25.
@@ -53,7 +55,12 @@ class Row:
 
 
 def run(
-    workload: Workload, requests: list[TraceRequest], setting: Setting, seed: int
+    workload: Workload,
+    requests: list[TraceRequest],
+    setting: Setting,
+    seed: int,
+    *,
+    lends_owed: bool,
 ) -> dict[str, Any]:  # JSON
     gbit = setting.link_gbit
     options = ModelOptions(
@@ -61,12 +68,13 @@ def run(
         host_blocks=round(setting.host_factor * workload.capacity_blocks),
         event_delay_ms=workload.directory_delay_ms,
         seed=seed,
+        lends_owed=lends_owed,
     )
     outcome = FleetModel(workload, options, lambda: 0.0).run(requests)
     return figures(workload.name, "cache_aware", outcome)
 
 
-def rows(name: str, host_factor: float, seed: int) -> list[Row]:
+def rows(name: str, host_factor: float, seed: int, *, lends_owed: bool) -> list[Row]:
     workload = find_workload(name)
     requests = load_workload(name, traces_dir=TRACES)
     host_blocks = round(host_factor * workload.capacity_blocks)
@@ -76,10 +84,10 @@ def rows(name: str, host_factor: float, seed: int) -> list[Row]:
     for gbit in LINKS_GBIT:
         print(f"{name} host x{host_factor:g} {gbit or 'no'} Gbit/s ...", file=sys.stderr)
         setting = Setting(link_gbit=gbit, host_factor=host_factor)
-        told = run(workload, requests, setting, seed)
+        told = run(workload, requests, setting, seed, lends_owed=lends_owed)
         without = without or dict(told)
         told["baselines"] = {"without_pulls": without}
-        bars = [] if gbit is None or seed else bars_for(name, setting)
+        bars = [] if gbit is None or seed or not lends_owed else bars_for(name, setting)
         made.append(
             Row(
                 workload=name,
@@ -104,12 +112,15 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     parser.add_argument("--seeds", type=int, default=1, metavar="COUNT", help="of all draws [1]")
+    parser.add_argument(
+        "--gateway-rule", action="store_true", help="pull nothing that its source still owes"
+    )
     arguments = parser.parse_args()
     found = [
         row
         for name, host_factor in SETTINGS
         for seed in range(arguments.seeds)
-        for row in rows(name, host_factor, seed)
+        for row in rows(name, host_factor, seed, lends_owed=not arguments.gateway_rule)
     ]
     if arguments.json:
         print(json.dumps([asdict(row) for row in found], indent=2))

@@ -68,6 +68,10 @@ class ModelOptions:
     host_blocks: int = 0
     """Host memory of each worker; 0 for none."""
     max_copies: int = 64
+    lends_owed: bool = True
+    """Whether what a source has still to compute can be pulled, as it can be hit there; the gateway
+    does not count on it.
+    """
 
 
 class _Kind(IntEnum):
@@ -180,7 +184,13 @@ class FleetModel:
         matched = [min(blocks, limit) * block_tokens for blocks in match.expected]
         sources = None
         if self._links is not None:
-            sources = [min(blocks, limit) * block_tokens for blocks in match.expected]
+            there = list(match.expected)
+            if not self._options.lends_owed:
+                for worker in self._workers.values():
+                    if worker.jobs:
+                        slot = worker.state.slot
+                        there[slot] = min(there[slot], match.resident[slot])
+            sources = [min(blocks, limit) * block_tokens for blocks in there]
         home = min(len(job.keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens))
         return self._router.route(
             RouteRequest(

@@ -13,7 +13,8 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -119,6 +120,22 @@ def build_app(
         routes += Agent(engines=engines, fence=fence, storage=storage).routes()
     heart = _build_heart(options, parts, ranks) if options.feed is Feed.DIGEST else None
 
+    app = Starlette(
+        routes=routes,
+        exception_handlers={BadRequest: on_bad_request},
+        lifespan=_lifespan(ranks, heart, storage, on_ready),
+    )
+    return Worker(app=app, ranks=ranks, heart=heart, storage=storage)
+
+
+def _lifespan(
+    ranks: Sequence[Rank],
+    heart: Heart | None,
+    storage: Storage | None,
+    on_ready: Callable[[], None],
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """What runs beside the application, and what is closed behind it."""
+
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with asyncio.TaskGroup() as group:
@@ -134,12 +151,7 @@ def build_app(
             if rank.publisher is not None:
                 rank.publisher.close()
 
-    app = Starlette(
-        routes=routes,
-        exception_handlers={BadRequest: on_bad_request},
-        lifespan=lifespan,
-    )
-    return Worker(app=app, ranks=ranks, heart=heart, storage=storage)
+    return lifespan
 
 
 def _build_rank(
