@@ -9,13 +9,13 @@ from random import Random
 from trunkline.core.freshness import Freshness, Grant, Taken
 from trunkline.core.records import BootInstant, Instant, WallTime
 from trunkline.core.simkv import answer_tokens
+from trunkline.kv.tickets import Ticket
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.fence import Fence, Reason
 from trunkline.worker.options import WorkerOptions
 from trunkline.worker.requests import Region
 from trunkline.worker.storage import StorageParts, build_storage
-from trunkline.worker.ticket import Ticket
 from trunkline.worker.tiers import HostTier
 
 VOCAB = 4_096

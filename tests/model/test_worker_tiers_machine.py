@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from trunkline.core.records import Tier
 from trunkline.core.simkv import answer_tokens
+from trunkline.kv.tickets import Ticket
 from trunkline.ports.publisher import BlockEvent, BlockRemoved, CacheCleared, RunStored
 from trunkline.worker.blocks import KvSequence, Terms
-from trunkline.worker.ticket import Ticket
 from worker_tenants import BLOCK, BLOCK_BYTES, EPOCHS, SUBJECTS, Store, ticket, tokens
 
 CAPACITY = 12

@@ -22,11 +22,12 @@ from trunkline.adapters.template import load_template
 from trunkline.adapters.tokenizer import load_tokenizer
 from trunkline.core.freshness import Grant, Taken
 from trunkline.core.identity import Epochs, Namespace, derive_namespace
+from trunkline.kv.tickets import Ticket
 from trunkline.rehearsal import OWN_MODEL
 from trunkline.worker.app import WorkerParts, build_app
 from trunkline.worker.fence import Fence, Reason
 from trunkline.worker.options import Feed, WorkerOptions
-from trunkline.worker.ticket import Ticket, ticket_from
+from trunkline.worker.ticket import ticket_from
 from worker_tenants import BLOCK, SUBJECTS, Store, tokens
 
 BASE = derive_namespace(ROOT_KEY, SCOPE, MODEL)

@@ -17,8 +17,10 @@ from starlette.applications import Starlette
 from trunkline.core.freshness import Freshness, Grant, Taken
 from trunkline.core.profiles import Profile, Scheduling
 from trunkline.core.records import BootInstant
+from trunkline.kv.holder import MAX_SUBJECTS
+from trunkline.kv.tickets import Ticket
 from trunkline.ports.publisher import BlockEvent, BlockRemoved
-from trunkline.worker.agent import MAX_SUBJECTS, Agent
+from trunkline.worker.agent import Agent
 from trunkline.worker.api import on_bad_request
 from trunkline.worker.blocks import Stamp, Terms
 from trunkline.worker.engine import ERASE_SLICE_BLOCKS, Engine, EngineShape
@@ -27,7 +29,6 @@ from trunkline.worker.fence import Fence, Reason
 from trunkline.worker.jobs import Job, Jobs
 from trunkline.worker.requests import BadRequest
 from trunkline.worker.schedule import make_schedule
-from trunkline.worker.ticket import Ticket
 from worker_tenants import BLOCK, EPOCHS, SUBJECTS, VOCAB, Store, right, ticket, tokens
 
 Json = dict[str, Any]

@@ -21,12 +21,12 @@ from trunkline.core.transfer import (
     keys_digest,
 )
 from trunkline.kv.client import Puller
+from trunkline.kv.judge import PullHost, StoreJudge
 from trunkline.kv.pulls import Cancel, PullRequest, PullResult
 from trunkline.kv.records import Owner
 from trunkline.ports.clock import Clock
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.jobs import Failure, Job, Jobs, QueueFull
-from trunkline.worker.judge import PullHost, StoreJudge
 from trunkline.worker.link import Link
 from trunkline.worker.options import AgentSwitch, WorkerOptions
 from trunkline.worker.pulls import (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trunkline.kv.tickets import Ticket
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.quota import MAX_DOMAINS, Places
-from trunkline.worker.ticket import Ticket
 from worker_tenants import BLOCK, Store, ticket, tokens
 
 

@@ -12,9 +12,10 @@ from trunkline.adapters.vllm_events import decode_batch
 from trunkline.core.events import BlocksStored
 from trunkline.core.simkv import apply_mask
 from trunkline.core.transfer import kv_chain
+from trunkline.kv.tickets import MAX_REGIONS
 from trunkline.ports.publisher import RunStored
 from trunkline.worker.fence import Reason
-from trunkline.worker.requests import MAX_REGION_BLOCKS, MAX_REGIONS, BadRequest, Reader, Region
+from trunkline.worker.requests import MAX_REGION_BLOCKS, BadRequest, Reader, Region
 from worker_tenants import BLOCK, VOCAB, Store, right, ticket, tokens
 
 PUBLIC = Region(blocks=2, salt="public")

@@ -7,16 +7,9 @@ from typing import Any
 
 import pytest
 
+from trunkline.kv.tickets import MAX_EPOCH, MAX_QUOTA_BYTES, MAX_REV, MAX_TICKET_BYTES, Ticket
 from trunkline.worker.requests import BadRequest
-from trunkline.worker.ticket import (
-    HEADER,
-    MAX_EPOCH,
-    MAX_QUOTA_BYTES,
-    MAX_REV,
-    MAX_TICKET_BYTES,
-    Ticket,
-    ticket_from,
-)
+from trunkline.worker.ticket import HEADER, ticket_from
 
 GOOD: dict[str, Any] = {
     "ns": "00112233445566778899aabbccddeeff",

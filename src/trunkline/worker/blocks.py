@@ -13,8 +13,8 @@ from enum import Enum
 
 from trunkline.core import simkv
 from trunkline.kv import catalogue as kv
+from trunkline.kv.tickets import Ticket
 from trunkline.worker.requests import Region
-from trunkline.worker.ticket import Ticket
 
 
 class BlockState(Enum):

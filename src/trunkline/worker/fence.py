@@ -16,8 +16,8 @@ from typing import Protocol
 from trunkline.core import simkv
 from trunkline.core.freshness import Freshness, Taken
 from trunkline.core.records import BootInstant
+from trunkline.kv.tickets import Ticket
 from trunkline.worker.blocks import Block, BlockState, Stamp
-from trunkline.worker.ticket import Ticket
 
 # Looked up once: these are compared for each block.
 _READY = BlockState.READY

@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-from trunkline.core.epochs import SubjectKind
 from trunkline.core.records import Instant
 from trunkline.core.transfer import (
     MAX_GRANT_LIFE_MS,
@@ -36,13 +35,12 @@ from trunkline.core.transfer import (
 from trunkline.kv.client import Puller
 from trunkline.kv.peers import Source
 from trunkline.kv.pulls import Cancel, PullRequest
-from trunkline.kv.records import Owner
 from trunkline.kv.server import Host
 from trunkline.ports.clock import Clock
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.link import Link
-from trunkline.worker.ticket import Ticket, decoded_header
+from trunkline.worker.ticket import decoded_header
 from trunkline.worker.tiers import HostTier, place_of
 
 HEADER = b"x-trunkline-pull"
@@ -58,8 +56,6 @@ PATIENCE = 3.0
 _MAX_LOCAL_CHARACTERS = 107  # of a unix socket's name
 _HOST = re.compile(r"[A-Za-z0-9.:_-]{1,255}")
 _LOCAL = re.compile(rf"[A-Za-z0-9._-]{{0,{_MAX_LOCAL_CHARACTERS}}}")
-_PUBLIC = f"{SubjectKind.PUBLIC.value}/"
-_FLEET = SubjectKind.FLEET.value
 
 
 class _Wire(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -339,6 +335,7 @@ class Pulls:
             return _rejected(reason)
         order = call.order
         assert order is not None
+        assert sequence.ticket is not None, "a misfit"
         request = PullRequest(
             grant=order.grant,
             source=Source(
@@ -349,7 +346,7 @@ class Pulls:
                 local=order.local,
             ),
             places=tuple(place_of(sequence, index) for index in range(first, last)),
-            owner=_owner(grant, sequence.ticket),
+            owner=sequence.ticket.owner_of(grant),
             deadline=deadline,
             saved_ms=self._tier.saved_ms(first),
         )
@@ -394,31 +391,6 @@ def _misfit(grant: Grant, sequence: KvSequence) -> Reason | None:
     ticket, zone = sequence.ticket, sequence.zone_of(first)
     if zone is not sequence.zone_of(last - 1) or zone.stamp.ns != grant.ns:
         return Reason.NS
-    if ticket is None or not _is_under(grant, ticket):
+    if ticket is None or not ticket.is_over(grant):
         return Reason.GRANT
     return None
-
-
-def _is_under(grant: Grant, ticket: Ticket) -> bool:
-    """Whether it stands on what the ticket stands on: for a public beginning on a part of that, as
-    the rest is the caller's own; for the caller's own blocks on all of it, but for the public part.
-    """
-    told = set(zip(ticket.subjects, ticket.epochs, strict=True))
-    granted = set(zip(grant.subjects, grant.epochs, strict=True))
-    if not granted <= told or _FLEET not in grant.subjects:
-        return False
-    if grant.ns in ticket.regions:
-        return any(subject.startswith(_PUBLIC) for subject in grant.subjects)
-    return all(subject.startswith(_PUBLIC) for subject, _ in told - granted)
-
-
-def _owner(grant: Grant, ticket: Ticket | None) -> Owner:
-    """Whose blocks they will be here. What is public is charged to nobody."""
-    assert ticket is not None
-    is_own = grant.ns == ticket.ns
-    return Owner(
-        ns=grant.ns,
-        subjects=grant.subjects,
-        epochs=grant.epochs,
-        domain=ticket.tenant if is_own else "",
-    )

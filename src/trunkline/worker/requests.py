@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from trunkline.kv.tickets import MAX_REGIONS
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
 
 MAX_STOPS = 16
 MAX_LABELS = 16
-MAX_REGIONS = 8
 MAX_REGION_BLOCKS = 1 << 20
 MAX_SALT_CHARACTERS = 1_024
 _MAX_LABEL_CHARACTERS = 64

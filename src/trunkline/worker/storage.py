@@ -20,6 +20,7 @@ from trunkline.core.transfer import MAX_GRANT_LIFE_MS, hash_scheme
 from trunkline.kv.client import Puller
 from trunkline.kv.disk import DiskOptions, DiskTier
 from trunkline.kv.files import FolderFiles
+from trunkline.kv.judge import PullHost, StoreJudge
 from trunkline.kv.pulls import PullOptions
 from trunkline.kv.records import Component, Layout
 from trunkline.kv.server import PullServer, ServerOptions
@@ -28,7 +29,6 @@ from trunkline.kv.wire import Identity
 from trunkline.ports.clock import Clock
 from trunkline.ports.sealer import Sealer
 from trunkline.worker.fence import Fence
-from trunkline.worker.judge import PullHost, StoreJudge
 from trunkline.worker.lending import LentStore
 from trunkline.worker.lifting import Lifts
 from trunkline.worker.link import Link

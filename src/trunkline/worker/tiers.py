@@ -27,12 +27,12 @@ from trunkline.kv.records import Block as KvBlock
 from trunkline.kv.records import Kept, Owner, Place
 from trunkline.kv.shelf import MAX_QUOTAS
 from trunkline.kv.store import BlockStore
+from trunkline.kv.tickets import Ticket
 from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import BlockEvent
 from trunkline.worker import fence
 from trunkline.worker.blocks import Behind, Block, BlockState, KvSequence, Stamp
 from trunkline.worker.notices import Notices
-from trunkline.worker.ticket import Ticket
 
 ERASE_SLICE_BLOCKS = 256
 """Blocks wiped between two looks at the sockets."""
