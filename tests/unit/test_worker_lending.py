@@ -14,7 +14,7 @@ from trunkline.worker.faults import Faults
 from trunkline.worker.lending import LEASE_MS, LentStore
 from trunkline.worker.link import Link
 from trunkline.worker.options import WorkerOptions
-from trunkline.worker.storage import StorageParts, build_storage
+from trunkline.worker.storage import Storage, StorageParts, build_storage
 from worker_tenants import BLOCK, NS, VOCAB, Store, ticket, tokens
 
 PROMPT = tokens(4 * BLOCK + 6)
@@ -24,7 +24,7 @@ OTHER = bytes(32)
 class Desk:
     """A store that has four blocks, lent behind a link of 1 ms a block."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
         self.store = Store(host=32)
         self.store.lease()
         sequence = self.store.admitted(PROMPT, ticket())
@@ -36,7 +36,7 @@ class Desk:
             self.kept,
             link=self.link,
             clock=cast("Clock", self.store),
-            faults=Faults(),
+            faults=faults or Faults(),
             block_tokens=BLOCK,
         )
 
@@ -45,13 +45,12 @@ class Desk:
         return self.store.behind.store
 
     def busy_until(self) -> float:
-        booked = self.link.book(0, Instant(0.0))
-        assert booked is not None
-        return booked[0]
+        return self.link.free_at
 
 
 def test_only_what_is_there_takes_of_the_link() -> None:
     desk = Desk()
+    desk.lent.close()  # nobody waits
     pins = desk.lent.pin(NS, [*desk.keys[:2], OTHER, OTHER], until=Instant(60_000))
     assert (len(pins.blocks), pins.reason) == (2, Reason.MISS)
     assert desk.busy_until() == 1_002.0
@@ -73,8 +72,30 @@ def test_nobody_waits_for_the_link_until_its_grant_is_over() -> None:
     assert (len(pins.blocks), pins.reason) == (4, None)
 
 
+def test_a_wait_for_the_link_ends_when_its_peer_leaves_and_the_turn_is_given_back() -> None:
+    desk = Desk()
+    desk.link.book(40_000 * BLOCK, Instant(1_000))
+    asked: list[int] = []
+
+    def is_wanted() -> bool:
+        asked.append(1)
+        return len(asked) < 3
+
+    pins = desk.lent.pin(NS, desk.keys, until=Instant(60_000), is_wanted=is_wanted)
+    assert (pins.blocks, pins.reason) == ((), Reason.LOST)
+    assert desk.busy_until() == 41_000.0
+    assert desk.kept.figures().pinned_bytes == 0
+
+
+def test_a_source_that_says_nothing_on_purpose_says_it_to_nobody_that_left() -> None:
+    desk = Desk(Faults(is_pull_stalling=True))
+    pins = desk.lent.pin(NS, desk.keys, until=Instant(60_000), is_wanted=lambda: False)
+    assert (pins.blocks, pins.reason) == ((), Reason.LOST)
+
+
 def test_a_pin_lives_as_long_as_its_lease_however_long_the_grant() -> None:
     desk = Desk()
+    desk.lent.close()  # nobody waits
     pins = desk.lent.pin(NS, desk.keys, until=Instant(60_000))
     desk.store.boot_ms += LEASE_MS - 1
     assert desk.lent.renew(pins.token, Instant(60_000))
@@ -82,11 +103,10 @@ def test_a_pin_lives_as_long_as_its_lease_however_long_the_grant() -> None:
     assert not desk.lent.renew(pins.token, Instant(60_000))
 
 
-def test_a_source_gives_up_a_peer_before_what_it_sends_is_somebody_elses() -> None:
-    store = Store()
+def _storage() -> Storage:
     parts = StorageParts(
-        fence=store.fence,
-        clock=cast("Clock", store),
+        fence=Store().fence,
+        clock=cast("Clock", Store()),
         draw=Random(7).randbytes,
         transfer_key=bytes(32),
         vocab_size=VOCAB,
@@ -94,7 +114,23 @@ def test_a_source_gives_up_a_peer_before_what_it_sends_is_somebody_elses() -> No
     )
     storage = build_storage(WorkerOptions(block_size=BLOCK, host_blocks=8), parts)
     assert storage is not None
+    return storage
+
+
+def test_a_source_gives_up_a_peer_before_what_it_sends_is_somebody_elses() -> None:
+    storage = _storage()
     assert storage.exchange is not None
     options = storage.exchange.server._options
     storage.close()
     assert options.stall_ms == ServerOptions().stall_ms < LEASE_MS
+
+
+def test_d11_connections_to_sources_are_kept_warm_as_long_as_the_worker_runs() -> None:
+    storage = _storage()
+    assert storage.exchange is not None
+    keeper = storage.exchange.pulls._puller.peers._keeper
+    assert not keeper.is_alive()
+    storage.start()
+    assert keeper.is_alive()
+    storage.close()
+    assert not keeper.is_alive()

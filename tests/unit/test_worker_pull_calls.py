@@ -177,23 +177,7 @@ def test_the_fence_is_asked_about_blocks_and_grants() -> None:
     assert (judge.fault(owner), host.fault(grant)) == (Reason.LEASE, Reason.LEASE)
 
 
-# --- the link ---
-
-
-def test_transfers_on_a_link_go_one_after_another() -> None:
-    link = Link(0.5)
-    assert link.book(100, Instant(1_000)) == (1_000, 1_050)
-    assert link.book(100, Instant(1_010)) == (1_050, 1_100)
-    assert link.book(10, Instant(2_000)) == (2_000, 2_005)
-
-
-def test_what_is_too_late_does_not_take_a_link() -> None:
-    link = Link(0.5)
-    link.book(100, Instant(1_000))
-    assert link.book(100, Instant(1_000), begins_by=Instant(1_049)) is None
-    assert link.book(100, Instant(1_000), through_by=Instant(1_099)) is None
-    assert link.book(100, Instant(1_000), begins_by=Instant(1_050)) == (1_050, 1_100)
-    assert link.book(100, Instant(1_000), through_by=Instant(1_150)) == (1_100, 1_150)
+# --- calls and the link ---
 
 
 KEY = bytes(32)
@@ -220,7 +204,14 @@ class _Nobody:
         pass
 
 
-def _fetched(store: Store, link: Link, *, is_left: bool = False, **changes: Any) -> Pulled:
+def _fetched(
+    store: Store,
+    link: Link,
+    *,
+    is_left: bool = False,
+    leaves_when_booked: bool = False,
+    **changes: Any,
+) -> Pulled:
     """What becomes of a pull of the prompt's first four blocks, on that link."""
     nobody = _Nobody()
     pulls = Pulls(
@@ -240,7 +231,13 @@ def _fetched(store: Store, link: Link, *, is_left: bool = False, **changes: Any)
         call = PullCall(replace(ORDER, grant=grant))
         if is_left:
             call.cancel()
-        await pulls.fetch(call, store.cache, PROMPT, "salt", terms)
+        before = link.free_at
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pulls.fetch(call, store.cache, PROMPT, "salt", terms))
+            if leaves_when_booked:
+                await asyncio.sleep(0)  # a turn of the loop: it waits for its turn on the link
+                assert link.free_at > before
+                call.cancel()
         assert call.pulled is not None
         return call.pulled
 
@@ -265,19 +262,24 @@ def test_a_pull_that_will_come_to_nothing_takes_nothing_of_the_link(
 ) -> None:
     store, link = Store(host=32), Link(0.001)
     store.lease()
-    busy_until = Instant(0.0)
     if what == "a full link":
-        busy_until = Instant(1_099.5)  # and the set-up is 1 ms
-        link.book(99_500, Instant(1_000))
+        link.book(99_500, Instant(1_000))  # until 1,099.5, and the set-up is 1 ms
     if what == "a raised epoch":
         store.lease(10, **{SUBJECTS[2]: EPOCHS[2] + 1})
     deadline_ms = 1_000 if what == "an old grant" else 1_100
     is_left = what == "a client that left"
     pulled = _fetched(store, link, is_left=is_left, deadline_ms=deadline_ms)
     assert (pulled.end, pulled.reason) == expected
-    if what == "nothing":
-        busy_until = Instant(1_000 + 4 * BLOCK * 0.001)
-    assert link.book(0, Instant(0.0)) == (busy_until, busy_until)
+    assert link.free_at == (1_099.5 if what == "a full link" else min(link.free_at, 1_000.0))
+
+
+def test_a_client_that_leaves_while_its_pull_waits_for_the_link_gives_the_turn_back() -> None:
+    store, link = Store(host=32), Link(1.0)
+    store.lease()
+    link.book(600_000, Instant(1_000))
+    pulled = _fetched(store, link, leaves_when_booked=True, deadline_ms=700_000)
+    assert (pulled.end, pulled.reason) == (PullEnd.CANCELLED, Reason.CLIENT)
+    assert link.free_at == 601_000.0
 
 
 # --- the queue ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,9 @@ from kv_desk import LAYOUT, owner
 from trunkline.core.records import Instant
 from trunkline.core.transfer import PullEnd, Reason, hash_scheme, keys_digest
 from trunkline.kv.pulls import Cancel, PullResult
+from trunkline.kv.records import Pins, always
 from trunkline.kv.server import PullServer
+from trunkline.kv.store import BlockStore
 
 TRANSPORTS = pytest.mark.parametrize("is_local", [False, True], ids=["tcp", "shared-memory"])
 BLOCKS = 3
@@ -49,6 +52,23 @@ def test_d11_an_idle_connection_is_kept_warm_by_a_ping() -> None:
             ends.puller.peers.tend()
         assert ends.puller.peers.idle_count == 1
         assert ends.server.figures.connections == 1
+
+
+def test_d11_who_ends_does_not_wait_for_an_answer_to_a_ping() -> None:
+    """By the test's clock no ping is ever late."""
+    ends = Ends()
+    gate = threading.Event()
+    with running(ends):
+        ends.pull()
+        ends.server._wait = lambda channel: gate.wait() and False  # type: ignore[method-assign]
+        ends.pull()  # its connection is heard no more
+        ends.clock.ms += PULLER.peers.ping_ms + 1
+        tending = threading.Thread(target=ends.puller.peers.tend)
+        tending.start()
+        wait_until(lambda: ends.puller.peers.idle_count == 0)
+        ends.puller.close()
+        tending.join()
+        gate.set()
 
 
 def test_d11_a_ping_that_nobody_answers_ends_the_connection() -> None:
@@ -197,6 +217,63 @@ def test_what_a_pull_is_for_is_compared_before_anybody_is_asked() -> None:
     ends.host.reason = Reason.LEASE
     assert outcome(ends.pull()) == (PullEnd.REJECTED, Reason.LEASE, 0)
     assert ends.puller.figures.pulls == 8
+
+
+class Queue:
+    """A source's store, behind a wait that only ends when its peer leaves."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+        self.is_long = True
+        self.waiting = 0
+
+    def pin(
+        self,
+        ns: bytes,
+        keys: Sequence[bytes],
+        *,
+        until: Instant,
+        holder: str = "",
+        is_verified: bool = True,
+        is_wanted: Callable[[], bool] = always,
+    ) -> Pins:
+        self.waiting += 1
+        wait_until(lambda: not (self.is_long and is_wanted()))
+        self.waiting -= 1
+        if self.is_long:
+            return Pins(token=b"", blocks=(), reason=Reason.LOST)
+        return self._store.pin(ns, keys, until=until, holder=holder, is_verified=is_verified)
+
+    def unpin(self, token: bytes) -> bool:
+        return self._store.unpin(token)
+
+    def renew(self, token: bytes, until: Instant) -> bool:
+        return self._store.renew(token, until)
+
+
+@TRANSPORTS
+def test_who_leaves_a_sources_queue_gives_its_place_back_at_once(is_local: bool) -> None:
+    ends = Ends(is_local=is_local, server_options=replace(SERVER, max_pulls=1))
+    queue = ends.server._store = Queue(ends.source.store)
+    cancel = Cancel()
+    results: list[PullResult] = []
+    with running(ends):
+        thread = threading.Thread(
+            target=lambda: results.append(ends.puller.pull(ends.request(), cancel))
+        )
+        thread.start()
+        wait_until(lambda: queue.waiting == 1)
+        further = ends.puller.pull(ends.request())
+        assert outcome(further) == (PullEnd.REJECTED, Reason.BUSY, 0), "one place, taken"
+        assert queue.waiting == 1, "who stays is waited for"
+        cancel.cancel()
+        thread.join()
+        assert outcome(results[0]) == (PullEnd.CANCELLED, Reason.CLIENT, 0)
+        wait_until(lambda: ends.server.figures.open_pulls == 0)
+        wait_until(lambda: ends.server.figures.ended.get(Reason.LOST) == 1)
+        queue.is_long = False
+        assert outcome(ends.pull()) == (PullEnd.PUBLISHED, None, 3)
+        ends.settled()
 
 
 def test_a_pull_over_its_deadline_would_show() -> None:

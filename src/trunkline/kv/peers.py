@@ -201,10 +201,14 @@ class Peers:
 
     def _ping(self, channel: Channel) -> None:
         due = Instant(self._clock.now() + self._options.hello_ms)
-        channel.send([encoded(Ping())], due)
-        reply = channel.receive_message(reply_decoder, MAX_MESSAGE_BYTES, due)
+        channel.send([encoded(Ping())], due, self._guard)
+        reply = channel.receive_message(reply_decoder, MAX_MESSAGE_BYTES, due, self._guard)
         if not isinstance(reply, Pong):
             raise Fault(Reason.PROTOCOL)
+
+    def _guard(self) -> None:
+        if self._is_closing:
+            raise Fault(Reason.CLOSING)
 
     # -- new ones ----------------------------------------------------------------------------------
 

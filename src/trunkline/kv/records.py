@@ -216,3 +216,8 @@ class Judge(Protocol):
     def fault(self, owner: Owner) -> Reason | None:
         """Why nothing of this owner may be used or kept now; None when it may."""
         ...
+
+
+def always() -> bool:
+    """Somebody wants it, however long it takes."""
+    return True

@@ -29,7 +29,7 @@ from trunkline.core.transfer import (
     read_grant,
 )
 from trunkline.kv.loans import Loan, chunks
-from trunkline.kv.records import Layout, Pins
+from trunkline.kv.records import Layout, Pins, always
 from trunkline.kv.ring import CREDIT, SLOTS, Ring, is_supported
 from trunkline.kv.wire import (
     MAX_BUFFERS,
@@ -87,7 +87,11 @@ class Lender(Protocol):
         until: Instant,
         holder: str = "",
         is_verified: bool = True,
-    ) -> Pins: ...
+        is_wanted: Callable[[], bool] = always,
+    ) -> Pins:
+        """It may wait, as long as `is_wanted` says that the peer does."""
+        ...
+
     def unpin(self, token: bytes) -> bool: ...
     def renew(self, token: bytes, until: Instant) -> bool: ...
 
@@ -314,6 +318,8 @@ class PullServer:
         reason = self._pull(channel, peer, ring, request)
         if reason is not None:
             self._count_end(reason)
+            if reason is Reason.LOST:
+                return  # nobody is there to be told; the next wait sees that too
             due = Instant(self._clock.now() + self._options.stall_ms)  # the lender may have waited
             channel.send([encoded(Refused(reason=reason))], due, self._guard)
 
@@ -372,7 +378,12 @@ class PullServer:
         lease = Instant(min(loan.until, self._clock.now() + self._options.lease_ms))
         # What is read is compared by who receives it, against digests of when it was made.
         pins = self._store.pin(
-            loan.grant.ns, loan.keys, until=lease, holder=f"pull:{loan.peer}", is_verified=False
+            loan.grant.ns,
+            loan.keys,
+            until=lease,
+            holder=f"pull:{loan.peer}",
+            is_verified=False,
+            is_wanted=lambda: not channel.has_left(),
         )
         if not pins.blocks:
             return pins.reason or Reason.MISS

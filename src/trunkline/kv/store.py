@@ -42,6 +42,7 @@ from trunkline.kv.records import (
     Published,
     PutOutcome,
     StoreEvent,
+    always,
 )
 from trunkline.kv.staging import Staging
 from trunkline.ports.clock import Clock
@@ -176,13 +177,15 @@ class BlockStore:
         holder: str = "",
         is_verified: bool = True,
         load_until: Instant | None = None,
+        is_wanted: Callable[[], bool] = always,
     ) -> Pins:
         """Find and hold the longest leading run of these blocks, in one step.
 
         `holder` is for `unpin_holder`: a request, or a peer. The bytes are compared with their
         digests, unless `is_verified` is False: for who sends them on together with the digests, to
         somebody who compares. What lies on disk ends the run, unless `load_until` says how long
-        this thread may wait for it: not for an event loop.
+        this thread may wait for it: not for an event loop. Nothing more is read for somebody who
+        does not want it any more.
         """
         self._tend()
         pins = self._pin(ns, keys, (until, holder, is_verified))
@@ -190,7 +193,7 @@ class BlockStore:
         if loader is None or load_until is None:
             return pins
         for _ in keys:
-            if pins.reason is not Reason.TIER:
+            if pins.reason is not Reason.TIER or not is_wanted():
                 break
             found = len(pins.blocks)
             reason = loader.load(keys[found], load_until)

@@ -386,6 +386,15 @@ class Channel:
             except OSError:
                 return False
 
+    def has_left(self) -> bool:
+        """Whether the peer closed, where nothing but that may come from it now. Does not wait."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         self.socket.close()
 

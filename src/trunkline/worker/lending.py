@@ -2,21 +2,24 @@
 purpose.
 
     asked for n blocks ─► m are here ─► wait until the link would be through with m ─► pinned, sent
+                                     │                └─ the peer left: its turn is given back
                                      └─ not before the grant is over: busy, nothing is booked
 
-Runs in the threads of the server. Must never: hold a pin while it waits for the link. Read
+Runs in the threads of the server. Must never: hold a pin while it waits for the link, or wait for a
+peer that is gone. Read
 `link.py` for the model, `kv/server.py` for who asks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trunkline.core.records import Instant
 from trunkline.core.transfer import Reason
-from trunkline.kv.records import Block, Pins
+from trunkline.kv.records import Block, Pins, always
 from trunkline.kv.store import BlockStore
 from trunkline.ports.clock import Clock
 from trunkline.worker.faults import Faults
@@ -24,6 +27,9 @@ from trunkline.worker.link import Link
 
 LEASE_MS = 5_000.0
 """A pin ends this long after bytes moved last. The server gives a peer up long before."""
+TICK_MS = 50.0
+"""How often a wait looks whether its peer is still there."""
+_LEFT = Pins(token=b"", blocks=(), reason=Reason.LOST)
 
 
 class LentStore:
@@ -49,9 +55,10 @@ class LentStore:
         until: Instant,
         holder: str = "",
         is_verified: bool = True,
+        is_wanted: Callable[[], bool] = always,
     ) -> Pins:
-        if self._faults.is_pull_stalling:
-            self._is_closing.wait()
+        if self._faults.is_pull_stalling and not self._wait(Instant(math.inf), is_wanted):
+            return _LEFT
         here = self._store.pin(ns, keys, until=until, holder=holder, is_verified=False)
         if not here.token:
             return here
@@ -60,7 +67,9 @@ class LentStore:
         booked = self._link.book(len(found) * self._block_tokens, now, through_by=until)
         if booked is None:
             return Pins(token=b"", blocks=(), reason=Reason.BUSY)
-        self._is_closing.wait((booked[1] - now) / 1e3)
+        if not self._wait(booked[1], is_wanted):
+            self._link.give_back(booked, self._clock.now())
+            return _LEFT
         pins = self._store.pin(
             ns, found, until=self._lease(until), holder=holder, is_verified=is_verified
         )
@@ -78,6 +87,17 @@ class LentStore:
     def close(self) -> None:
         """Nobody waits any longer."""
         self._is_closing.set()
+
+    def _wait(self, until: Instant, is_wanted: Callable[[], bool]) -> bool:
+        """Until then, or until this worker ends; False where the peer left before."""
+        while not self._is_closing.is_set():
+            left_ms = until - self._clock.now()
+            if left_ms <= 0.0:
+                break
+            if not is_wanted():
+                return False
+            self._is_closing.wait(min(left_ms, TICK_MS) / 1e3)
+        return True
 
     def _lease(self, until: Instant) -> Instant:
         return Instant(min(until, self._clock.now() + LEASE_MS))

@@ -265,6 +265,10 @@ class Pulls:
         """Open past their deadline."""
         return self._puller.figures.overdue_pulls
 
+    def start(self) -> None:
+        """Keep connections to sources warm, until `close`."""
+        self._puller.start()
+
     def close(self) -> None:
         """Cancel what runs and wait for its threads."""
         self._puller.close()
@@ -320,11 +324,14 @@ class Pulls:
             return _rejected(Reason.BUSY)
         begins, through = booked
         longest_ms = max(self._terms.patience_ms, PATIENCE * (setup_ms + through - now))
-        await call.pause(setup_ms + begins - now)
-        if call.cancelled.is_cancelled:
-            return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
-        deadline = Instant(now + min(longest_ms, granted_ms))
-        return await self._pull(call, grant, sketch(), deadline)
+        try:
+            await call.pause(setup_ms + begins - now)
+            if call.cancelled.is_cancelled:
+                return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
+            deadline = Instant(now + min(longest_ms, granted_ms))
+            return await self._pull(call, grant, sketch(), deadline)
+        finally:  # cancelled, or less came than was booked for
+            self._link.give_back(booked, self._clock.now())
 
     async def _pull(
         self, call: PullCall, grant: Grant, sequence: KvSequence, deadline: Instant

@@ -95,9 +95,10 @@ class Storage:
         return ("host", "disk") if self.lifts else ("host",)
 
     def start(self) -> None:
-        """Listen for those who pull. Raises OSError."""
+        """Listen for those who pull, and keep connections to others warm. Raises OSError."""
         if self.exchange is not None:
             self.exchange.server.start()
+            self.exchange.pulls.start()
 
     def address(self) -> Mapping[str, Any] | None:  # JSON
         """What the gateway is told of it; None where nobody can pull from here."""
