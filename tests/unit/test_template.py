@@ -243,6 +243,30 @@ def test_a_file_of_its_own_takes_the_place_of_the_configured_template(tmp_path: 
     assert _render(load_template(tmp_path, other), [USER]) == "<s>2"
 
 
+def test_a_model_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    entry = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools: {{ tools | length }}"},
+        {"name": "rag", "template": "{% if %}"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
+    template = load_template(tmp_path)
+    assert _render(template, [USER]) == "plain"
+    assert _render(template, [USER], [TOOL]) == "tools: 1"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry[:1]}))
+    assert load_template(tmp_path).digest != template.digest
+
+
+def test_tokens_that_a_model_has_of_its_own_are_in_scope(tmp_path: Path) -> None:
+    config = {
+        "chat_template": "{{ image_token }}{{ audio_token }}{{ add_bos_token }}",
+        "image_token": "<i>", "extra_special_tokens": {"audio_token": {"content": "<a>"}},
+        "add_bos_token": True,
+    }  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert _render(load_template(tmp_path), [USER]) == "<i><a>"
+
+
 def test_the_digest_covers_the_text_and_the_special_tokens() -> None:
     digests = {
         _own("{{ bos_token }}", bos_token="a").digest,

@@ -4,7 +4,7 @@ Rendering parity is what makes gateway keys equal engine keys: same block trimmi
 same names in scope, same cut for a continued message. Templates run in Jinja's sandbox with a cap
 on what they print; they come from the operator, and a client can never set one.
 
-Must never: print prompt text in an error. Read `tokenizer.py` next.
+Must never: print prompt text in an error. Read `conversation.py` for what a template is given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -23,6 +23,12 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
+from trunkline.adapters.content_format import takes_parts
+from trunkline.adapters.conversation import (
+    as_engines_see,
+    options_as_engines_see,
+    tools_as_engines_see,
+)
 from trunkline.core.records import WallTime
 from trunkline.errors import ConfigError
 from trunkline.ports.template import ChatTemplate
@@ -32,6 +38,8 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 _RESERVED_OPTIONS = frozenset(
     {"messages", "tools", "documents", "raise_exception", "strftime_now", *_SPECIAL_NAMES}
 )
+_CONTINUES_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Put behind a message that is to be continued, as transformers does: the prompt ends there."""
 
 
 class TemplateRefusal(ValueError):
@@ -59,26 +67,33 @@ def load_template(
     path = template_file or folder / "chat_template.jinja"
     if template_file is not None or path.exists():
         try:
-            text = path.read_text("utf-8")
+            text: Any = path.read_text("utf-8")  # or what the config holds
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"chat template {path} cannot be read: {error}") from error
     else:
         path = config_path
-        text = _default_template(config.get("chat_template"))
-        if not text:
-            raise ConfigError(f"{folder} has neither chat_template.jinja nor a chat_template entry")
+        text = config.get("chat_template")
+    texts = _texts_by_name(text)
+    if "default" not in texts:
+        raise ConfigError(f"{folder} has neither chat_template.jinja nor a chat_template entry")
+    special = special_tokens(config)
     try:
-        return JinjaTemplate(text, special_tokens(config), wall=wall)
+        plain = JinjaTemplate(texts["default"], special, wall=wall)
+        if "tool_use" not in texts:
+            return plain
+        return _ByTools(plain, JinjaTemplate(texts["tool_use"], special, wall=wall))
     except ValueError as error:
         raise ConfigError(f"chat template {path}: {error}") from error
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and its like of a tokenizer's config, which gives them as text or as an
-    object."""
+    object; also those that a model has of its own, under any name that ends in `_token`."""
+    own: Any = config.get("extra_special_tokens")
+    extra = dict(cast("Mapping[str, Any]", own)) if isinstance(own, Mapping) else {}
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
     found: dict[str, str] = {}
-    for name in _SPECIAL_NAMES:
-        value = config.get(name)
+    for name, value in {**named, **extra}.items():
         if isinstance(value, Mapping):
             value = cast("Mapping[str, Any]", value).get("content")
         if isinstance(value, str):
@@ -104,7 +119,9 @@ class JinjaTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
-        self._takes_parts = _reads_content_parts(tree)
+        self._reserved = _RESERVED_OPTIONS.union(special_tokens)
+        self._takes_parts = takes_parts(tree)
+        self._knows_developer = '"developer"' in text or "'developer'" in text
         self._output_max_characters = output_max_characters
         described = json.dumps([text, sorted(self._special_tokens.items())])
         self.digest = hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()
@@ -115,8 +132,8 @@ class JinjaTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> str:
-        given = dict(options)
-        reserved = _RESERVED_OPTIONS.intersection(given)
+        given = options_as_engines_see(options)
+        reserved = self._reserved.intersection(given)
         if reserved:
             raise ValueError(f"template option {min(reserved)} cannot be set")
         is_continuing = bool(given.pop("continue_final_message", False))
@@ -124,17 +141,21 @@ class JinjaTemplate:
         if is_continuing and (is_opening or not messages):
             problem = "excludes add_generation_prompt" if is_opening else "needs a message"
             raise ValueError(f"continue_final_message {problem}")
-        shown = messages if self._takes_parts else [_with_text_content(one) for one in messages]
-        variables = {
-            **self._special_tokens,
-            **given,
-            "messages": shown,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": is_opening,
-        }
-        rendered = self._bounded_output(variables)
-        return _cut_after(rendered, shown[-1]) if is_continuing else rendered
+        shown = as_engines_see(
+            messages, takes_parts=self._takes_parts, knows_developer=self._knows_developer
+        )
+        last_text = _mark_end(shown[-1]) if is_continuing else ""
+        rendered = self._bounded_output(
+            {
+                **self._special_tokens,
+                **given,
+                "messages": shown,
+                "tools": tools_as_engines_see(tools),
+                "documents": None,
+                "add_generation_prompt": is_opening,
+            }
+        )
+        return _cut_at_mark(rendered, last_text) if is_continuing else rendered
 
     def _bounded_output(self, variables: dict[str, Any]) -> str:
         parts: list[str] = []
@@ -160,15 +181,39 @@ class JinjaTemplate:
         return "".join(parts)
 
 
+class _ByTools:
+    """A model with a template of its own for requests that bring tools."""
+
+    def __init__(self, plain: JinjaTemplate, with_tools: JinjaTemplate) -> None:
+        self._plain = plain
+        self._with_tools = with_tools
+        both = plain.digest + with_tools.digest
+        self.digest = hashlib.sha256(both.encode("ascii")).hexdigest()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> str:
+        chosen = self._plain if tools is None else self._with_tools
+        return chosen.render(messages, tools, options)
+
+
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks what the assistant said; it prints its
-    body."""
+    body, in a scope of its own as the engines have it."""
 
     tags = {"generation"}  # noqa: RUF012  the base class declares a plain set
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        block = jinja2.nodes.CallBlock(self.call_method("_printed"), [], [], body)
+        return block.set_lineno(line)
+
+    def _printed(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _environment(
@@ -215,61 +260,40 @@ def _to_json(
     )
 
 
-def _default_template(entry: Any) -> str:  # text, or a list of {"name", "template"} objects
+def _texts_by_name(entry: Any) -> dict[str, str]:
+    """One text, or a list of {"name", "template"} objects, as a tokenizer's config has it."""
     if isinstance(entry, str):
-        return entry
-    if isinstance(entry, list):
-        for one in cast("list[Any]", entry):
-            if isinstance(one, Mapping) and cast("Mapping[str, Any]", one).get("name") == "default":
-                return str(cast("Mapping[str, Any]", one).get("template", ""))
-    return ""
+        return {"default": entry} if entry else {}
+    found: dict[str, str] = {}
+    for one in cast("list[Any]", entry) if isinstance(entry, list) else []:
+        match one:
+            case {"name": str(name), "template": str(text)}:
+                found[name] = text
+            case _:
+                pass  # of no use to an engine either
+    return found
 
 
-def _reads_content_parts(tree: jinja2.nodes.Template) -> bool:
-    """Does the template go through a message's content by itself? If not, it is given one text."""
-    return any(_names_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
+def _mark_end(message: dict[str, Any]) -> str:
+    """Mark where the last message's text ends; the text."""
+    content: Any = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CONTINUES_HERE
+        return content
+    for part in reversed(cast("list[dict[str, Any]]", content)):
+        if "text" in part:
+            text: str = part["text"]
+            part["text"] = text + _CONTINUES_HERE
+            return text
+    raise ValueError("continue_final_message needs text in the last message")
 
 
-def _names_content(node: jinja2.nodes.Node) -> bool:
-    if isinstance(node, jinja2.nodes.Filter):
-        return node.node is not None and _names_content(node.node)
-    if isinstance(node, jinja2.nodes.Name):
-        return node.name == "content"
-    if isinstance(node, jinja2.nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, jinja2.nodes.Getitem):
-        return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
-    return False
-
-
-def _with_text_content(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": "\n".join(_texts(cast("list[Any]", content)))}
-
-
-def _texts(parts: list[Any]) -> Iterator[str]:
-    for part in parts:
-        text = part if isinstance(part, str) else None
-        if isinstance(part, Mapping):
-            text = cast("Mapping[str, Any]", part).get("text")
-        if not isinstance(text, str):
-            raise ValueError("chat template takes text parts only")
-        yield text
-
-
-def _cut_after(rendered: str, message: Mapping[str, Any]) -> str:
+def _cut_at_mark(rendered: str, last_text: str) -> str:
     """End the prompt inside the last message, so that the engine goes on writing it."""
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = list(_texts(cast("list[Any]", content)))
-        content = texts[-1] if texts else None
-    if not isinstance(content, str):
-        raise ValueError("continue_final_message needs text in the last message")
-    start = rendered.rfind(content.strip())
-    if start < 0:
+    mark = _CONTINUES_HERE.strip()
+    end = rendered.rfind(mark)
+    if end < 0 or last_text.strip() not in rendered:
         raise ValueError("continue_final_message: the template changes the last message's text")
+    kept = rendered[:end]
     # A template that strips messages has also stripped the white space that the content ends with.
-    kept = content if rendered.startswith(content, start) else content.strip()
-    return rendered[: start + len(kept)]
+    return kept if rendered.startswith(_CONTINUES_HERE, end) else kept.rstrip()

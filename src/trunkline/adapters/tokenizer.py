@@ -1,7 +1,8 @@
 """A model's `tokenizer.json` as a `Tokenizer`: fastokens where it can, else tokenizers.
 
-Both release the interpreter lock while they encode, and give the same ids (a property test
-compares). Must never: change the text on its way in. Read `template.py` next.
+Both release the interpreter lock while they encode, and give the same ids: tests compare them on
+the kinds that model families use, and each definition is tried on a few texts when it is loaded.
+Must never: change the text on its way in. Read `template.py` next.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ from trunkline.errors import ConfigError
 from trunkline.ports.tokenizer import Tokenizer
 
 _DEFINITION_MAX_BYTES = 256 << 20  # the largest published definition is about 35 MB
+_BYTE_TOKEN = "<0x0A>"
+_TRIED = (
+    "Hello, wOrld's 3 1234567 tabs\t\t and\r\n\n\n   blanks  ",
+    "Grüße, 你好 안녕 こんにちは привет שלום नमस्ते 👩‍👩‍👧‍👦 e\u0301 ﬁ \u00a0\u2028\ufeff\x00",
+    "<s></s><|im_start|>user\n<|endoftext|><bos>[INST] <unk> </s >",
+    "def f(x):\n        return {'a': [1.0, -2e3]}  # TODO\n",
+    "ab" * 700,
+)
+"""Texts that show most ways in which two tokenizers of one definition differ."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -47,7 +57,15 @@ def build_tokenizer(definition: bytes) -> Tokenizer:
         # A model kind that fastokens does not know, for example Unigram.
         return reference
     fast.no_truncation()
-    return _FastTokenizer(fast, reference)
+    quick = _FastTokenizer(fast, reference)
+    if any(
+        quick.encode(text, add_special_tokens=adds)
+        != reference.encode(text, add_special_tokens=adds)
+        for text in _TRIED
+        for adds in (False, True)
+    ):
+        return reference  # slower, and right
+    return quick
 
 
 class _FastTokenizer:
@@ -58,8 +76,12 @@ class _FastTokenizer:
         self._reference = reference
         self.digest = reference.digest
         self.vocab_size = reference.vocab_size
+        self._has_byte_tokens = reference.knows(_BYTE_TOKEN)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> array[int]:
+        if self._has_byte_tokens and "<0x" in text:
+            # It takes the name of a byte's token, written out, for that token.
+            return self._reference.encode(text, add_special_tokens=add_special_tokens)
         # The flat form makes no Python object for each token.
         packed, _ = self._fast.encode_batch_flat([text], add_special_tokens)
         return _as_array(packed)
@@ -80,6 +102,10 @@ class _ReferenceTokenizer:
         self._tokenizer.no_padding()
         self.digest = digest
         self.vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def knows(self, token: str) -> bool:
+        """Whether it is a token of the vocabulary."""
+        return self._tokenizer.token_to_id(token) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> array[int]:
         # The library raises TypeError for lone surrogates; the contract says ValueError.
