@@ -297,11 +297,35 @@ def test_discovery_reads_both_shapes_and_sorts_by_rank(is_wrapped: bool) -> None
     assert (second.rank, second.topic, second.replay_endpoint) == (1, "kv", None)
 
 
+def test_discovery_reads_what_vllm_answers() -> None:
+    settings = {
+        "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:5657", "buffer_steps": 10_000, "hwm": 100_000,
+        "max_queue_size": 100_000, "topic": "kv",
+    }  # fmt: skip
+    second = {**settings, "endpoint": "tcp://*:5558", "replay_endpoint": None}
+    found = discovered_sources({"1": second, "0": settings}, worker_host="w")
+    assert [source.rank for source in found] == [0, 1]
+    assert [source.endpoint for source in found] == ["tcp://w:5557", "tcp://w:5558"]
+    assert [source.replay_endpoint for source in found] == ["tcp://w:5657", None]
+    assert found[0].topic == "kv"
+
+
+def test_an_engine_that_publishes_nothing_has_no_event_sources() -> None:
+    off = {"enable_kv_cache_events": False, "publisher": "null", "endpoint": "tcp://*:5557"}
+    assert discovered_sources({}, worker_host="w") == []
+    assert discovered_sources({"0": off}, worker_host="w") == []
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         None,
-        {},
+        {"0": 5},
+        {"a": {"endpoint": "tcp://*:1"}},
+        {"-1": {"endpoint": "tcp://*:1"}},
+        {"99999": {"endpoint": "tcp://*:1"}},
+        {"1" * 5_000: {"endpoint": "tcp://*:1"}},
         {"sources": {}},
         [1],
         [{}],

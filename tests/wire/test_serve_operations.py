@@ -188,8 +188,7 @@ def test_events_that_the_engine_does_not_announce_are_found_where_the_operator_s
     events_port = free_port()
     publisher = started.worker(*TINY, "--events-port", str(events_port))
     sources = httpx.get(f"{publisher.url}/kv_event_sources").json()
-    replay = (sources["sources"] if isinstance(sources, dict) else sources)[0]["replay_endpoint"]
-    replay_port = replay.rpartition(":")[2]
+    replay_port = sources["0"]["replay_endpoint"].rpartition(":")[2]
 
     async def scenario() -> None:
         async with worker(engine_script(_ok)) as mute:

@@ -144,9 +144,9 @@ def test_ranks_have_caches_and_event_streams_of_their_own() -> None:
                 "/v1/completions", json=body, headers={"X-data-parallel-rank": bad}
             )
             assert answer.status_code == 400
-        sources = running.http.get("/kv_event_sources").json()["sources"]
-        assert [source["data_parallel_rank"] for source in sources] == [0, 1]
-        assert len({source["endpoint"] for source in sources}) == 2
+        sources = running.http.get("/kv_event_sources").json()
+        assert list(sources) == ["0", "1"]
+        assert len({source["endpoint"] for source in sources.values()}) == 2
 
 
 # --- digest feed ---
@@ -177,7 +177,7 @@ def test_heartbeats_report_labels_while_their_blocks_are_resident() -> None:
     try:
         with worker(*flags, *more) as running:
             assert running.events == ""
-            assert running.http.get("/kv_event_sources").json() == {"sources": []}
+            assert running.http.get("/kv_event_sources").json() == {}
             key, first = received.get(timeout=WAIT_S)
             assert key == "Bearer sesame"
             assert (first["worker"], first["counter"], first["checkpoints"]) == ("w1", 1, [])

@@ -94,8 +94,8 @@ def test_ranks_share_host_memory_and_each_tells_of_it(tmp_path: Path) -> None:
         until(lambda: worker.cached(prompt, first) == LONG, "the first rank has it")
         until(lambda: worker.cached(prompt, second) == LONG, "so has the other one")
         assert worker.metric("vllm:prompt_tokens_cached_by_source_total", source="host") >= LONG
-        sources = worker.http.get("/kv_event_sources").json()["sources"]
-        for source in sources:
+        sources = worker.http.get("/kv_event_sources").json()
+        for source in sources.values():
             batches = replayed(source["replay_endpoint"])
             events = [event for _, batch in batches for event in batch[1]]
             stored = [event for event in events if event.get("medium") == "CPU"]

@@ -1,8 +1,9 @@
 """Where a worker's KV events come from: endpoints as announced, made fit to connect or bind.
 
 An engine's publisher binds for a wildcard, an IPv6 `::` or a path; for a concrete TCP host it
-*connects*, so that we must bind. Discovery (`GET /kv_event_sources`) answers with a list, or with
-that list under `sources`.
+*connects*, so that we must bind. Discovery (`GET /kv_event_sources`) answers with an object of one
+entry a rank (vLLM: empty where it publishes nothing), with a list, or with that list under
+`sources`.
 
 Must never: connect anywhere but to the worker's own host because a worker said so. Read
 `zmq_events.py` next.
@@ -19,6 +20,7 @@ from trunkline.ports.worker import EventSource
 
 MAX_SOURCES = 1_024
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%*]+\]|[^\[\]:/]+|::):(?P<port>\d{1,5})")
+_RANK = re.compile(r"[0-9]{1,5}", re.ASCII)
 _WILDCARDS = {"*", "0.0.0.0", "::", "[::]"}
 
 
@@ -55,13 +57,26 @@ def discovered_sources(answer: object, *, worker_host: str) -> list[EventSource]
     """Read the decoded JSON of `GET /kv_event_sources`, sorted by rank. Raises ConfigError."""
     listed: object = answer
     if isinstance(answer, dict):
-        listed = cast("Mapping[str, object]", answer).get("sources")
+        fields = cast("Mapping[str, object]", answer)
+        listed = fields["sources"] if "sources" in fields else _by_rank(fields)
     if not isinstance(listed, list) or len(cast("list[object]", listed)) > MAX_SOURCES:
         raise ConfigError(f"kv_event_sources: a list of at most {MAX_SOURCES} sources is needed")
     sources = [_discovered(entry, worker_host) for entry in cast("list[object]", listed)]
     if len({source.rank for source in sources}) != len(sources):
         raise ConfigError("kv_event_sources: one rank is listed twice")
     return sorted(sources, key=lambda source: source.rank or 0)
+
+
+def _by_rank(answer: Mapping[str, object]) -> list[object]:
+    """vLLM's own shape: the publisher's settings under each rank's number."""
+    listed: list[object] = []
+    for rank, settings in answer.items():
+        if not (_RANK.fullmatch(rank) and isinstance(settings, dict)):
+            raise ConfigError("kv_event_sources: an object of settings by rank is needed")
+        entry = cast("dict[str, object]", settings)
+        if entry.get("enable_kv_cache_events", True) and entry.get("publisher") != "null":
+            listed.append({**entry, "data_parallel_rank": int(rank)})
+    return listed
 
 
 def _discovered(entry: object, worker_host: str) -> EventSource:

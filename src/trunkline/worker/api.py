@@ -165,9 +165,10 @@ class Api:
         return JSONResponse({"success": all(done)})
 
     async def event_sources(self, request: Request) -> Response:
-        sources = [
-            {
-                "data_parallel_rank": index,
+        sources = {
+            str(index): {
+                "enable_kv_cache_events": True,
+                "publisher": "zmq",
                 "endpoint": _as_bound(rank.publisher.endpoint),
                 "replay_endpoint": rank.publisher.replay_endpoint,
                 "buffer_steps": rank.publisher.buffer_batches,
@@ -177,8 +178,8 @@ class Api:
             }
             for index, rank in enumerate(self.ranks)
             if rank.publisher is not None
-        ]
-        return JSONResponse({"sources": sources})
+        }
+        return JSONResponse(sources)
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response | Answer | Hanging:
         body = await _json_body(request)
