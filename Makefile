@@ -13,10 +13,10 @@ ARGS  ?=
 
 NATIVE_SOURCES := $(wildcard src/trunkline/native/cpp/*)
 
-.PHONY: help setup check format test models nightly serve demo bench sim golden docs clean
+.PHONY: help setup check format test test-vllm models nightly serve demo bench sim golden docs clean
 
 help: ## List the verbs
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 setup: $(STAMP) ## Make .venv and install trunkline in it, editable; builds the native core if it can
 	@$(BIN)/python -c 'import trunkline.native as n; \
@@ -54,6 +54,10 @@ format: $(STAMP) ## Rewrite the sources in the project's format
 test: $(STAMP) ## All tests; ARGS='-k name' narrows
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+test-vllm: $(STAMP) ## Before two real vLLM engines on the CPU, in .venv-vllm or where VLLM_PYTHON says
+	@python=$$($(BIN)/python tools/vllm_environment.py); if [ -n "$$python" ]; then \
+	  VLLM_PYTHON=$$python $(BIN)/pytest -n 0 -o faulthandler_timeout=1500 tests/vllm $(ARGS); fi
+
 models: $(STAMP) ## Leases, revocation and the exit fence in every state, and what breaks them, with figures
 	$(BIN)/pytest -q tests/model/test_revocation_model.py tests/model/test_fence_model.py \
 	  tests/sim/test_revocation_schedules.py $(ARGS)
@@ -90,5 +94,5 @@ docs: $(STAMP) ## Write the generated reference pages anew
 	$(BIN)/trunkline docs
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vllm build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,13 +23,16 @@ the whole prompt and a wrong KV block shows as another text.
 """
 MAX_TOKENS = 32_768
 HIDDEN, LAYERS, HEADS, KV_HEADS = 512, 8, 8, 4
-"""29 million parameters, 16 KiB of KV a token in fp32: a prefill takes long enough to be measured."""
+"""29 million parameters, 16 KiB of KV a token in fp32: a prefill takes long enough to measure."""
 
 
 def make_model(folder: Path, *, hidden: int, layers: int, seed: int) -> str:
     """Write the folder; the SHA-256 of its weights."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import torch  # pyright: ignore[reportMissingImports]  the engine's environment has it
+    from transformers import (  # pyright: ignore[reportMissingImports]  as above
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:

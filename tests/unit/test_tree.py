@@ -261,8 +261,11 @@ def test_no_test_is_longer_than_a_module_may_be() -> None:
 
 
 def test_no_two_modules_of_tests_have_one_name() -> None:
-    """They are imported by their name alone: the second one would be taken for the first."""
-    names = [path.name for path in (REPOSITORY / "tests").rglob("*.py")]
+    """They are imported by their name alone: the second one would be taken for the first. A
+    conftest is found by its folder.
+    """
+    found = (path.name for path in (REPOSITORY / "tests").rglob("*.py"))
+    names = [name for name in found if name != "conftest.py"]
     assert [name for name in set(names) if names.count(name) > 1] == []
 
 
