@@ -18,6 +18,7 @@ from trunkline.adapters.vllm_events import (
     MAX_CONTAINERS,
     MAX_EVENTS,
     MAX_PAYLOAD_BYTES,
+    MAX_SALT_CHARACTERS,
     UndecodableBatch,
     decode_batch,
 )
@@ -154,6 +155,11 @@ def test_the_salt_is_found_among_the_first_block_s_extras(
 
 def test_sglang_names_the_salt_in_a_field_of_its_own() -> None:
     assert one_run(cache_salt=OUR_SALT).salt == OUR_SALT
+
+
+def test_a_salt_that_is_far_too_long_is_cut_and_stays_unknown() -> None:
+    assert one_run(cache_salt="x" * 300_000).salt == "x" * MAX_SALT_CHARACTERS
+    assert one_run(extra_keys=[["x" * 300_000]]).salt == "x" * MAX_SALT_CHARACTERS
 
 
 def test_blocks_with_media_have_no_name_and_end_the_run() -> None:

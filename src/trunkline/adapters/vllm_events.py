@@ -35,12 +35,14 @@ from trunkline.core.records import EngineHash, Tier, WallTime
 
 MAX_PAYLOAD_BYTES = 2 << 20
 MAX_EVENTS = 8_192
-MAX_BLOCKS = 32_768
-"""Block hashes in one batch, over all its events."""
+MAX_BLOCKS = 131_072
+"""Block hashes in one batch, over all its events: a whole context in pages of one token."""
 MAX_DEPTH = 16
 MAX_CONTAINERS = 32_768
 """Lists and maps in one batch inside fields that we do not use, over all its events."""
 MAX_BLOCK_TOKENS = 65_536
+MAX_SALT_CHARACTERS = 256
+"""Ours have 43; of a longer one the beginning is kept, which is no salt of ours either."""
 _U64 = (1 << 64) - 1
 
 _TIERS = {
@@ -169,6 +171,11 @@ def _event_fields(raw: msgspec.Raw) -> dict[Any, Any]:
     fields = dict(zip(names, items[1:], strict=False))
     fields["type"] = items[0]
     fields["rest"] = items[1 + len(names) :]
+    metadata = _map(fields.get("lora_name"))
+    if metadata is not None:  # SGLang 0.5.18 and 0.5.19 have a map in this place
+        del fields["lora_name"]
+        fields["metadata"] = metadata
+        fields["cache_salt"] = metadata.get("cache_salt")
     return fields
 
 
@@ -259,14 +266,14 @@ def _stored(fields: dict[Any, Any]) -> tuple[CacheEvent, ...]:
     adapter = _adapter(fields)
     salt, named_count = _extras(fields.get("extra_keys"), adapter, len(hashes))
     if salt is None and type(fields.get("cache_salt")) is str:
-        salt = fields["cache_salt"]
+        salt = fields["cache_salt"]  # SGLang's field, told with every run
     stored = BlocksStored(
         hashes=hashes[:named_count],
         parent=None if parent is None else EngineHash(_folded(parent)),
         tokens=tokens[: named_count * size],
         block_tokens=size,
         tier=_tier(fields.get("medium")),
-        salt=salt,
+        salt=None if salt is None else salt[:MAX_SALT_CHARACTERS],
         adapter=adapter,
     )
     if named_count == len(hashes):
@@ -355,12 +362,24 @@ def _folded(value: Any) -> int:
 
 def _tokens(value: Any) -> array[int]:
     tokens = _list(value)
+    if tokens and type(tokens[0]) is list:
+        tokens = [_first_of_pair(pair) for pair in tokens]
     if tokens is None or not set(map(type, tokens)) <= {int}:
         raise _BadEvent
     try:
         return array("I", tokens)
     except OverflowError as error:
         raise _BadEvent from error
+
+
+def _first_of_pair(value: Any) -> Any:
+    """SGLang names a block by pairs of neighbours where it drafts tokens (EAGLE): the first of each
+    are the block's own, the last pair's second begins the next block.
+    """
+    pair = _list(value)
+    if pair is None or len(pair) != 2 or type(pair[1]) is not int:
+        raise _BadEvent
+    return pair[0]
 
 
 def _tier(medium: Any) -> Tier:
