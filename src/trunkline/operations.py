@@ -296,6 +296,8 @@ def _worker_view(view: MemberView) -> WorkerView:
             "block_tokens": view.block_tokens,
             "capacity_blocks": view.capacity_blocks,
             "max_model_len": view.max_model_len,
+            "engine": view.engine.value,
+            "engine_version": view.engine_version,
             "degraded": list(view.degraded),
             "ranks": [asdict(rank) for rank in view.ranks],
         },

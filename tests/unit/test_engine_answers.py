@@ -9,11 +9,15 @@ from trunkline.control.engine import (
     CacheFacts,
     LoadReport,
     ModelFacts,
+    ServerFacts,
+    kind_of,
     parse_cache,
     parse_json_load,
     parse_metrics_load,
     parse_models,
+    parse_server_info,
 )
+from trunkline.ports.worker import EngineKind
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -95,6 +99,47 @@ def test_older_names_of_a_metric_are_known() -> None:
     assert report.waiting is None
 
 
+def test_ranks_add_up_their_requests_and_the_fullest_tells_of_memory() -> None:
+    page = b"".join(
+        b'sglang:num_running_reqs{dp_rank="%d"} 2\nsglang:token_usage{dp_rank="%d"} 0.%d\n'
+        % (rank, rank, 6 + rank)
+        for rank in (1, 0)
+    )
+    report = parse_metrics_load(page)
+    assert report == LoadReport(running=4, waiting=None, memory_ratio=0.7)
+
+
+@pytest.mark.parametrize(
+    ("owner", "page", "kind"),
+    [
+        ("vllm", b"", EngineKind.VLLM),
+        ("sglang", b"vllm:num_requests_running 1\n", EngineKind.SGLANG),
+        ("trunkline", b"vllm:num_requests_running 1\n", EngineKind.TRUNKLINE),
+        ("somebody", b"sglang:num_running_reqs 1\n", EngineKind.SGLANG),
+        ("", b"vllm:num_requests_running 1\n", EngineKind.VLLM),
+        ("", b"vllm:a 1\nsglang:b 1\n", EngineKind.UNKNOWN),
+        ("", b"", EngineKind.UNKNOWN),
+    ],
+)
+def test_an_engine_is_told_by_who_owns_its_model_or_by_its_metrics(
+    owner: str, page: bytes, kind: EngineKind
+) -> None:
+    assert kind_of([ModelFacts(model_id="m", max_model_len=None, owned_by=owner)], page) is kind
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"page_size":"x"}', b'{"version":3}', b"[" * 9])
+def test_an_odd_server_info_tells_nothing(body: bytes) -> None:
+    assert parse_server_info(body) is None
+
+
+def test_numbers_of_a_server_info_are_bounded_and_its_release_is_compared() -> None:
+    facts = parse_server_info(b'{"page_size":0,"max_total_num_tokens":-1,"version":"0.5.9.post2"}')
+    assert facts == ServerFacts(version="0.5.9.post2")
+    assert facts is not None
+    assert (facts.is_before(0, 5, 10), facts.is_before(0, 5, 9)) == (True, False)
+    assert not ServerFacts(version="dev").is_before(9, 9, 9)
+
+
 def test_a_sleeping_engine_says_so() -> None:
     page = b'vllm:num_requests_running 0\nvllm:engine_sleep_state{sleep_state="awake"} 0\n'
     report = parse_metrics_load(page)
@@ -118,8 +163,14 @@ def test_c11_both_shapes_of_a_load_endpoint_are_read() -> None:
     sglang = b'{"loads":[{"num_running_reqs":2,"num_waiting_reqs":1},{"num_running_reqs":4}]}'
     assert parse_json_load(sglang) == LoadReport(running=6, waiting=1, memory_ratio=None)
     assert parse_json_load(sglang[9:-1]) == LoadReport(running=6, waiting=1, memory_ratio=None)
+    fuller = b'{"loads":[{"num_running_reqs":2,"token_usage":0.25},{"num_running_reqs":0}]}'
+    assert parse_json_load(fuller) == LoadReport(running=2, waiting=0, memory_ratio=0.25)
+    older = b'[{"num_reqs":5,"num_waiting_reqs":2}]'
+    assert parse_json_load(older) == LoadReport(running=3, waiting=2, memory_ratio=None)
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"server_load":"x"}', b"[]", b'{"loads":3}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"server_load":"x"}', b"[]", b'{"loads":3}', b"[{}]"]
+)
 def test_odd_load_answers_are_unknown(body: bytes) -> None:
     assert parse_json_load(body) is None

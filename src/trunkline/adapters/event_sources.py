@@ -1,9 +1,10 @@
 """Where a worker's KV events come from: endpoints as announced, made fit to connect or bind.
 
 An engine's publisher binds for a wildcard, an IPv6 `::` or a path; for a concrete TCP host it
-*connects*, so that we must bind. Discovery (`GET /kv_event_sources`) answers with an object of one
-entry a rank (vLLM: empty where it publishes nothing), with a list, or with that list under
-`sources`.
+*connects*, so that we must bind. vLLM's discovery (`GET /kv_event_sources`) answers with an object of
+one entry a rank (empty where it publishes nothing), with a list, or with that list under `sources`;
+SGLang's `GET /server_info` repeats the settings of its events, and rank r has the r-th port after
+those.
 
 Must never: connect anywhere but to the worker's own host because a worker said so. Read
 `zmq_events.py` next.
@@ -15,12 +16,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+import msgspec
+
 from trunkline.errors import ConfigError
 from trunkline.ports.worker import EventSource
 
 MAX_SOURCES = 1_024
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%*]+\]|[^\[\]:/]+|::):(?P<port>\d{1,5})")
 _RANK = re.compile(r"[0-9]{1,5}", re.ASCII)
+_PUBLISHER_BINDS = "*"
+_DEFAULT_ENDPOINT = f"tcp://{_PUBLISHER_BINDS}:5557"
 _WILDCARDS = {"*", "0.0.0.0", "::", "[::]"}
 
 
@@ -32,13 +37,16 @@ def event_source(
     topic: str = "",
     rank: int | None = None,
     buffer_steps: int = 10_000,
+    binds: bool | None = None,
 ) -> EventSource:
-    """Read a publisher's own endpoint from the subscriber's side. Raises ConfigError for a
-    malformed one.
+    """Read a publisher's own endpoint from the subscriber's side; `binds` is what it does there,
+    where it is told. Raises ConfigError for a malformed one.
     """
     is_tcp = endpoint.startswith("tcp://")
     host = _tcp_parts(endpoint)[0] if is_tcp else ""
-    is_bound_by_us = is_tcp and host not in _WILDCARDS and "::" not in host
+    if binds is None:
+        binds = host in _WILDCARDS or "::" in host
+    is_bound_by_us = is_tcp and not binds
     if not is_tcp and not endpoint.startswith(("ipc://", "inproc://")):
         raise ConfigError(
             f"event endpoint {endpoint[:64]!r}: tcp://, ipc:// or inproc:// is needed"
@@ -54,10 +62,14 @@ def event_source(
 
 
 def discovered_sources(answer: object, *, worker_host: str) -> list[EventSource]:
-    """Read the decoded JSON of `GET /kv_event_sources`, sorted by rank. Raises ConfigError."""
+    """Read the decoded JSON of `GET /kv_event_sources`, or of `GET /server_info`, sorted by rank.
+    Raises ConfigError.
+    """
     listed: object = answer
     if isinstance(answer, dict):
-        fields = cast("Mapping[str, object]", answer)
+        fields = cast("Mapping[str, Any]", answer)  # decoded JSON; each field is checked below
+        if "kv_events_config" in fields:
+            return _by_settings(fields, worker_host)
         listed = fields["sources"] if "sources" in fields else _by_rank(fields)
     if not isinstance(listed, list) or len(cast("list[object]", listed)) > MAX_SOURCES:
         raise ConfigError(f"kv_event_sources: a list of at most {MAX_SOURCES} sources is needed")
@@ -86,6 +98,7 @@ def _discovered(entry: object, worker_host: str) -> EventSource:
     endpoint, replay = fields.get("endpoint"), fields.get("replay_endpoint")
     topic, steps = fields.get("topic") or "", fields.get("buffer_steps")
     rank = fields.get("data_parallel_rank", fields.get("rank", 0))
+    binds = fields.get("bind")
     if type(endpoint) is not str or type(rank) is not int or not 0 <= rank < 65_536:
         raise ConfigError("kv_event_sources: a source needs an endpoint and a rank")
     if type(topic) is not str or not (replay is None or type(replay) is str):
@@ -97,7 +110,44 @@ def _discovered(entry: object, worker_host: str) -> EventSource:
         topic=topic,
         rank=rank,
         buffer_steps=steps if type(steps) is int and 0 < steps <= 1 << 24 else 10_000,
+        binds=binds if type(binds) is bool else None,
     )
+
+
+def _by_settings(told: Mapping[str, Any], worker_host: str) -> list[EventSource]:
+    """What SGLang was started with as `--kv-events-config`, for each of its ranks."""
+    settings: Any = told["kv_events_config"]
+    if type(settings) is str and settings:
+        try:
+            settings = msgspec.json.decode(settings)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ConfigError("server_info: kv_events_config is no JSON") from error
+    if not settings:
+        return []
+    if type(settings) is not dict:
+        raise ConfigError("server_info: kv_events_config must be an object")
+    fields = cast("dict[str, Any]", settings)
+    if fields.get("publisher") != "zmq":
+        return []
+    ranks: Any = told.get("dp_size")
+    if isinstance(told.get("kv_events"), dict):
+        ranks = cast("dict[str, Any]", told["kv_events"]).get("dp_size")
+    if type(ranks) is not int or not 1 <= ranks <= MAX_SOURCES:
+        ranks = 1
+    told_endpoints = {name: fields.get(name) for name in ("endpoint", "replay_endpoint")}
+    told_endpoints["endpoint"] = told_endpoints["endpoint"] or _DEFAULT_ENDPOINT
+    sources: list[EventSource] = []
+    for rank in range(ranks):
+        own = {name: _of_rank(endpoint, rank) for name, endpoint in told_endpoints.items()}
+        sources.append(_discovered({**fields, **own, "rank": rank}, worker_host))
+    return sources
+
+
+def _of_rank(endpoint: Any, rank: int) -> Any:
+    if type(endpoint) is not str or not endpoint.startswith("tcp://"):
+        return endpoint
+    host, port = _tcp_parts(endpoint)
+    return f"tcp://{host}:{port + rank}"
 
 
 def _tcp_parts(endpoint: str) -> tuple[str, int]:

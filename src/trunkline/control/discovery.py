@@ -7,14 +7,28 @@ guess at a model. Read `engine.py` for what engines answer, `member.py` for what
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trunkline.control.engine import CacheFacts, parse_cache, parse_models
+from trunkline.control.engine import (
+    CacheFacts,
+    ModelFacts,
+    ServerFacts,
+    kind_of,
+    parse_cache,
+    parse_models,
+    parse_server_info,
+)
 from trunkline.control.views import WorkerSpec
 from trunkline.errors import WorkerLost
-from trunkline.ports.worker import EventSource
+from trunkline.ports.worker import EngineKind, EventSource
 
 _SHOWN_MODELS = 3
+_SGLANG_TAKES_SALTS = (0, 5, 3)
+"""Earlier releases ignore the field, and one tenant would find what another one cached. 0.5.3 is
+the first that we know to take it, 0.4.9 the last that we know not to.
+"""
+_SGLANG_TELLS_SALTS = (0, 5, 18)
+"""Earlier releases do not say in their events under which salt a block was computed."""
 
 Get = Callable[[str], Awaitable[tuple[int, bytes]]]
 FindSources = Callable[[bytes, str], list[EventSource]]
@@ -29,6 +43,22 @@ class Facts:
     """None where it does not say."""
     cache: CacheFacts
     sources: tuple[EventSource, ...]
+    engine: EngineKind = EngineKind.UNKNOWN
+    version: str = ""
+    """Empty where it does not say."""
+    no_events: str = "the worker announces no events"
+    """Why there are no sources, where there are none."""
+    takes_salts: bool = True
+    """Whether it keeps apart what it computes under different salts, as far as we know."""
+
+
+NOTHING = Facts(
+    models=(),
+    max_model_len=None,
+    cache=CacheFacts(block_tokens=None, capacity_blocks=None),
+    sources=(),
+)
+"""Of a worker that was not reached yet."""
 
 
 class FleetModel:
@@ -62,7 +92,16 @@ class FleetModel:
         return self.name
 
 
-async def ask(spec: WorkerSpec, get: Get, find_sources: FindSources) -> Facts:
+def refusal(facts: Facts, model: FleetModel, wanted: str, *, has_tenants: bool) -> str | None:
+    """Why this worker is not taken; None when it is."""
+    if has_tenants and not facts.takes_salts:
+        return f"SGLang {facts.version} takes no cache_salt: tenants cannot be kept apart there"
+    return model.refusal(facts.models, wanted)
+
+
+async def ask(
+    spec: WorkerSpec, get: Get, find_sources: FindSources, default_block_tokens: int
+) -> Facts:
     """Ask a worker what it is. Raises WorkerLost, and what `get` raises."""
     status, body = await get("/v1/models")
     if status != 200:
@@ -71,13 +110,62 @@ async def ask(spec: WorkerSpec, get: Get, find_sources: FindSources) -> Facts:
     if not models:
         raise WorkerLost(f"{spec.name}/v1/models lists no model")
     status, metrics = await get("/metrics")
-    cache = parse_cache(metrics if status == 200 else b"")
+    metrics = metrics if status == 200 else b""
+    if kind_of(models, metrics) is EngineKind.SGLANG:
+        wanted = spec.block_tokens or default_block_tokens
+        return await _ask_sglang(spec, models, get, find_sources, wanted)
     status, announced = await get("/kv_event_sources")
     found = find_sources(announced, spec.endpoint.host) if status == 200 else []
     # An engine that does not announce its events: the operator may have.
     return Facts(
         models=tuple(model.model_id for model in models),
         max_model_len=models[0].max_model_len,
-        cache=cache,
+        cache=parse_cache(metrics),
         sources=tuple(found) or spec.event_sources,
+        engine=kind_of(models, metrics),
     )
+
+
+async def _ask_sglang(
+    spec: WorkerSpec,
+    models: Sequence[ModelFacts],
+    get: Get,
+    find_sources: FindSources,
+    wanted_tokens: int,
+) -> Facts:
+    """SGLang tells all of itself on one page, its event settings included."""
+    status, body = await get("/server_info")
+    if status != 200:
+        status, body = await get("/get_server_info")  # its name in older releases
+    server = (parse_server_info(body) if status == 200 else None) or ServerFacts()
+    found = find_sources(body, spec.endpoint.host) if status == 200 else []
+    sources = tuple(found) or spec.event_sources
+    no_events = "the worker publishes no events: --kv-events-config turns them on"
+    if server.is_before(*_SGLANG_TELLS_SALTS):
+        sources = ()
+        since = ".".join(map(str, _SGLANG_TELLS_SALTS))
+        no_events = f"SGLang {server.version} names no salts in its events; {since} and later do"
+    page_tokens = server.page_tokens
+    block_tokens = _block_of_pages(page_tokens, wanted_tokens) if page_tokens else None
+    if page_tokens != block_tokens:
+        sources = tuple(replace(source, page_tokens=page_tokens) for source in sources)
+    capacity_blocks = None
+    if server.capacity_tokens and block_tokens:
+        capacity_blocks = server.capacity_tokens // block_tokens
+    return Facts(
+        models=tuple(model.model_id for model in models),
+        max_model_len=models[0].max_model_len,
+        cache=CacheFacts(block_tokens=block_tokens, capacity_blocks=capacity_blocks),
+        sources=sources,
+        engine=EngineKind.SGLANG,
+        version=server.version,
+        no_events=no_events,
+        takes_salts=not server.is_before(*_SGLANG_TAKES_SALTS),
+    )
+
+
+def _block_of_pages(page_tokens: int, wanted_tokens: int) -> int:
+    """Whole pages that make up a block: one, where a page is no smaller than the wanted size. Its
+    pages may have a single token, and a directory with an entry for each would be of no use.
+    """
+    return -(-wanted_tokens // page_tokens) * page_tokens

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+
+from trunkline.ports.worker import EngineKind
 
 _SAMPLE = re.compile(
     rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([^}\n]*)\})? +([0-9eE+.\-]+|NaN|[+-]Inf)", re.MULTILINE
 )
+_RELEASE = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 _LABEL = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 _Shape = TypeVar("_Shape")
@@ -30,6 +33,8 @@ MAX_MODEL_NAME_CHARS = 256
 MAX_MODEL_TOKENS = 1 << 24
 MAX_BLOCK_TOKENS = 65_536
 MAX_CAPACITY_BLOCKS = 1 << 31
+MAX_CAPACITY_TOKENS = 1 << 36
+MAX_VERSION_CHARS = 64
 MAX_REQUESTS = 1 << 20
 """Beyond these a number is not believed: it is a mistake or a lie, and we compute with it."""
 
@@ -40,6 +45,22 @@ class ModelFacts:
 
     model_id: str
     max_model_len: int | None
+    owned_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What SGLang's `/server_info` tells. None where it does not say."""
+
+    version: str = ""
+    page_tokens: int | None = None
+    capacity_tokens: int | None = None
+    """Of one rank."""
+
+    def is_before(self, *release: int) -> bool:
+        """Whether it is older than this release; False where that cannot be told."""
+        found = _RELEASE.match(self.version)
+        return found is not None and tuple(map(int, found.groups())) < release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +84,7 @@ class CacheFacts:
 class _ModelEntry(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    owned_by: Any = ""  # whatever stands there; only a text is looked at
 
 
 class _ModelList(msgspec.Struct):
@@ -74,12 +96,31 @@ class _ServerLoad(msgspec.Struct):
 
 
 class _RankLoad(msgspec.Struct):
-    num_running_reqs: int = 0
+    num_running_reqs: int | None = None
+    num_reqs: int | None = None
+    """Waiting ones included: what `/get_load` had before `/v1/loads` came."""
     num_waiting_reqs: int = 0
+    token_usage: float | None = None
+
+    def running(self) -> int | None:
+        if self.num_running_reqs is not None or self.num_reqs is None:
+            return self.num_running_reqs
+        return self.num_reqs - self.num_waiting_reqs
 
 
 class _RankLoads(msgspec.Struct):
     loads: list[_RankLoad]
+
+
+class _PublishedEvents(msgspec.Struct):
+    block_size: int | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    version: str = ""
+    page_size: int | None = None
+    max_total_num_tokens: int | None = None
+    kv_events: _PublishedEvents | None = None
 
 
 def parse_models(body: bytes) -> list[ModelFacts]:
@@ -89,10 +130,35 @@ def parse_models(body: bytes) -> list[ModelFacts]:
         ModelFacts(
             model_id=entry.id,
             max_model_len=_bounded(entry.max_model_len, MAX_MODEL_TOKENS),
+            owned_by=entry.owned_by if type(entry.owned_by) is str else "",
         )
         for entry in (listed.data if listed else [])
         if 0 < len(entry.id) <= MAX_MODEL_NAME_CHARS
     ]
+
+
+def kind_of(models: Sequence[ModelFacts], metrics: bytes) -> EngineKind:
+    """Whose surface it is: models are owned by the engine, unless somebody in front renames that;
+    metrics bear its name.
+    """
+    owner = models[0].owned_by if models else ""
+    if owner in {kind.value for kind in EngineKind}:
+        return EngineKind(owner)
+    families = {name.partition(":")[0] for name, _, _ in _samples(metrics)}
+    return EngineKind(families.pop()) if len(families) == 1 else EngineKind.UNKNOWN
+
+
+def parse_server_info(body: bytes) -> ServerFacts | None:
+    """SGLang's `/server_info`; None for anything else."""
+    told = _decode(body, _ServerInfo)
+    if told is None:
+        return None
+    events_tokens = told.kv_events.block_size if told.kv_events else None
+    return ServerFacts(
+        version=told.version[:MAX_VERSION_CHARS],
+        page_tokens=_bounded(events_tokens or told.page_size, MAX_BLOCK_TOKENS),
+        capacity_tokens=_bounded(told.max_total_num_tokens, MAX_CAPACITY_TOKENS),
+    )
 
 
 def parse_cache(metrics: bytes) -> CacheFacts:
@@ -107,11 +173,14 @@ def parse_cache(metrics: bytes) -> CacheFacts:
 
 
 def parse_metrics_load(metrics: bytes) -> LoadReport | None:
-    """Load out of a metrics page, summed over its label sets; None when it has no such metric."""
+    """Load out of a metrics page, summed over its label sets, of memory the fullest; None when it
+    has no such metric.
+    """
     sums: dict[str, float] = {}
     is_asleep = False
     for name, labels, value in _samples(metrics):
-        sums[name] = sums.get(name, 0.0) + value
+        known = sums.get(name, 0.0)
+        sums[name] = max(known, value) if name in _MEMORY else known + value
         if name == "vllm:engine_sleep_state" and labels.get("sleep_state") == "awake":
             is_asleep = value == 0.0
     running = _first(sums, _RUNNING)
@@ -128,18 +197,23 @@ def parse_metrics_load(metrics: bytes) -> LoadReport | None:
 
 
 def parse_json_load(body: bytes) -> LoadReport | None:
-    """Load out of vLLM's `/load` or SGLang's `/get_loads`; None for anything else."""
+    """Load out of vLLM's `/load` or SGLang's `/v1/loads` and `/get_load`; None for anything
+    else.
+    """
     served = _decode(body, _ServerLoad)
     if served is not None:
         return LoadReport(running=_requests(served.server_load), waiting=None, memory_ratio=None)
     wrapped = _decode(body, _RankLoads)
     rows = wrapped.loads if wrapped else _decode(body, list[_RankLoad])
-    if not rows:
+    running = [row.running() for row in rows or ()]
+    if not rows or None in running:
         return None
+    usages = [row.token_usage for row in rows if row.token_usage is not None]
+    usages = [min(max(usage, 0.0), 1.0) for usage in usages if math.isfinite(usage)]
     return LoadReport(
-        running=_requests(sum(_requests(row.num_running_reqs) for row in rows)),
+        running=_requests(sum(_requests(count or 0) for count in running)),
         waiting=_requests(sum(_requests(row.num_waiting_reqs) for row in rows)),
-        memory_ratio=None,
+        memory_ratio=max(usages, default=None),
     )
 
 

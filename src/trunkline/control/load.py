@@ -18,7 +18,10 @@ from trunkline.control.engine import (
 )
 from trunkline.observe import EventLog
 
-LOAD_PATHS = ("/metrics", "/load", "/get_loads")
+LOAD_PATHS = ("/metrics", "/load", "/v1/loads", "/get_load", "/get_loads")
+"""vLLM's two, SGLang's of today and of before (it has metrics where it was told to), and that of
+routers in front of it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from trunkline.control.discovery import Facts, ask
+from trunkline.control.discovery import NOTHING, Facts, ask, refusal
 from trunkline.control.engine import LoadReport, parse_models
 from trunkline.control.entries import Entries
 from trunkline.control.guard import Guard
@@ -24,8 +24,8 @@ from trunkline.control.health import Health
 from trunkline.control.load import LoadReader
 from trunkline.control.parts import MemberParts, directory_bounds
 from trunkline.control.probe import is_refusal
-from trunkline.control.silence import Silence
-from trunkline.control.trouble import SHOWN, Trouble
+from trunkline.control.silence import NO_EVENTS, Silence
+from trunkline.control.trouble import DRAINS, SHOWN, Trouble
 from trunkline.control.views import Heartbeat, MemberView, Mode, WorkerSpec, rank_view, shown_url
 from trunkline.core.actions import (
     Action,
@@ -47,9 +47,7 @@ from trunkline.ports.worker import AttemptEnd, Target
 DISCOVERY_PAUSE_SECS = 0.5
 """Between attempts to reach a worker that has not answered yet."""
 
-_DRAINS = "takes no new requests; those in flight end"
 _FOLLOWS = "follows the worker's cache events"
-_NO_EVENTS = "no events since start, though it announced them"
 _NO_LOAD = LoadReport(running=0, waiting=None, memory_ratio=None)
 
 
@@ -165,7 +163,7 @@ class Member:
 
     def view(self) -> MemberView:
         parts, now = self._parts, self._parts.clock.now()
-        cache = self._facts.cache if self._facts else None
+        facts = self._facts or NOTHING
         exclusion = self._entries.exclusion(parts.clock.boot())
         return MemberView(
             name=self.spec.name,
@@ -176,8 +174,10 @@ class Member:
             is_draining=self._is_draining,
             breaker=self._guard.state(now).value,
             block_tokens=self._block_tokens,
-            capacity_blocks=cache.capacity_blocks if cache else None,
+            capacity_blocks=facts.cache.capacity_blocks,
             model_id=self.model_id,
+            engine=facts.engine,
+            engine_version=facts.version,
             max_model_len=self.max_model_len,
             degraded=self._degraded(),
             ranks=tuple(
@@ -192,7 +192,7 @@ class Member:
             case None:
                 return self._reason if self.workers else self._trouble.text or self._reason
             case Exclusion.DRAINING:
-                return "; ".join(filter(None, (_DRAINS, self._trouble.text)))
+                return "; ".join(filter(None, (DRAINS, self._trouble.text)))
             case Exclusion.BREAKER:
                 return self._guard.reason
             case _:
@@ -201,20 +201,21 @@ class Member:
     # -- discovery -------------------------------------------------------------------------------
 
     async def _discover(self) -> Facts:
-        parts = self._parts
+        parts, wanted = self._parts, self.spec.model_id
         while True:
             try:
-                facts = await ask(self.spec, self._get, parts.find_sources)
+                size = parts.default_block_tokens
+                facts = await ask(self.spec, self._get, parts.find_sources, size)
             except (WorkerLost, WorkerTimeout) as error:
                 self._trouble.text = str(error)
                 if self.workers and self._entries.is_healthy():
                     self._set_unhealthy()  # it was to be asked anew, and nobody else looks after it
                 self._complain("worker.unreachable")
             else:
-                refusal = parts.model.refusal(facts.models, self.spec.model_id)
-                if refusal is None:
+                why_not = refusal(facts, parts.model, wanted, has_tenants=parts.has_tenants)
+                if why_not is None:
                     return facts
-                self._part(refusal)
+                self._part(why_not)
                 self._complain("worker.other_model")
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
 
@@ -267,7 +268,7 @@ class Member:
         self._block_tokens = block_tokens
         ranks = [source.rank or 0 for source in facts.sources] or [0]
         self.mode = Mode.EXACT if facts.sources else Mode.APPROXIMATE
-        self._reason = _FOLLOWS if facts.sources else "the worker announces no events"
+        self._reason = _FOLLOWS if facts.sources else facts.no_events
         for index, rank in enumerate(ranks):
             name = self.spec.name if len(ranks) == 1 else f"{self.spec.name}@{rank}"
             worker = WorkerId(name)
@@ -294,7 +295,7 @@ class Member:
             parts.log.info("worker.reached", worker=self.spec.name, away_ms=away_ms)
 
     def _put_target(self, worker: WorkerId) -> None:
-        routing, guard = self._parts.routing, self._guard
+        routing, guard, facts = self._parts.routing, self._guard, self._facts or NOTHING
         is_exact = self.mode is Mode.EXACT
         self._parts.targets.add_target(
             Target(
@@ -304,7 +305,8 @@ class Member:
                 predicted_ttl_ms=routing.predicted_ttl_ms
                 if is_exact
                 else routing.approximate_ttl_ms,
-                max_model_len=self._facts.max_model_len if self._facts else None,
+                max_model_len=facts.max_model_len,
+                engine=facts.engine,
                 agent=self._parts.agent(self.spec.name),
                 wants_checkpoints=self.mode is Mode.DIGEST,
                 on_sent=partial(self._on_sent, guard),
@@ -457,11 +459,11 @@ class Member:
         expected_blocks = self._parts.directory.predicted_count(worker) if feed else 0
         if feed and self._silence.answered(feed, expected_blocks) and self.mode is Mode.EXACT:
             self._parts.log.warning("worker.no_events", worker=worker)
-            self._set_mode(Mode.APPROXIMATE, _NO_EVENTS)
+            self._set_mode(Mode.APPROXIMATE, NO_EVENTS)
 
     def _listen(self) -> None:
         """Exact again when the first batch came after all."""
-        if self._reason == _NO_EVENTS and self._silence.is_over(self._feeds):
+        if self._reason == NO_EVENTS and self._silence.is_over(self._feeds):
             self._silence = Silence()
             self._parts.log.info("worker.events_came", worker=self.spec.name)
             self._set_mode(Mode.EXACT, _FOLLOWS)
@@ -472,7 +474,7 @@ class Member:
             self._put_target(worker)
 
     def _degraded(self) -> tuple[str, ...]:
-        silent = ("events",) if self._reason == _NO_EVENTS else ()
+        silent = ("events",) if self._reason == NO_EVENTS else ()
         return (*silent, "load") if self._load.is_unknown else silent
 
     # -- breaker ---------------------------------------------------------------------------------

@@ -46,6 +46,11 @@ class MemberParts:
     holdings: Holdings | None = None
     """None where nothing is ever revoked: everybody is one tenant."""
 
+    @property
+    def has_tenants(self) -> bool:
+        """Whether callers are kept apart."""
+        return self.holdings is not None
+
     def agent(self, name: str) -> WorkerAgent | None:
         """What stands beside a worker that has just joined, or is another than it was."""
         holder = self.holdings.find(name) if self.holdings else None

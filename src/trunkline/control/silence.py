@@ -10,6 +10,7 @@ from __future__ import annotations
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.records import WorkerId
 
+NO_EVENTS = "no events since start, though it announced them"
 SILENT_AFTER = 3
 """Answers whose blocks should have been announced; fewer may be a coincidence."""
 

@@ -14,6 +14,7 @@ REMINDER_MS = 10_000.0
 MAX_REMINDER_MS = 600_000.0
 """The pause between two lines about the same trouble doubles from the first to the second."""
 
+DRAINS = "takes no new requests; those in flight end"
 SHOWN = {
     Exclusion.LEASE: "its heartbeats stopped: the lease of the last one ran out",
     Exclusion.WARMING: "it takes over what is hot before it takes requests",

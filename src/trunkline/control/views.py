@@ -14,7 +14,7 @@ from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import WorkerState
 from trunkline.core.records import BlockKey, Instant, WorkerId
-from trunkline.ports.worker import Endpoint, EventSource
+from trunkline.ports.worker import Endpoint, EngineKind, EventSource
 
 
 class Mode(Enum):
@@ -72,6 +72,9 @@ class MemberView:
     block_tokens: int | None
     capacity_blocks: int | None
     model_id: str
+    engine: EngineKind
+    engine_version: str
+    """Empty where it does not say."""
     max_model_len: int | None
     degraded: tuple[str, ...]
     ranks: tuple[RankView, ...]

@@ -367,10 +367,14 @@ class FleetPicker:
         """What is sent: anything that may be computed on bears our salt. Raises ClientError for
         what cannot bear it, where there is more than one tenant.
         """
+        keeps_apart = request.grant.principal.auth_method != "off"
+        if keeps_apart and not target.engine.keeps_salt(request.path):
+            text = f"this path cannot be kept apart by tenant on {target.engine.value}"
+            raise ClientError(Refusal(status=403, code="unsalted_path", message=text))
         if keys is not None or request.is_object:
             salt = self._namespaces.salt(request.grant, state.block_tokens)
             return _salted(request.body, salt, keys, target)
-        if request.body and request.grant.principal.auth_method != "off":
+        if request.body and keeps_apart:
             text = "where tenants are kept apart, this path takes JSON objects only"
             raise ClientError(Refusal(status=415, code="unsalted_body", message=text))
         return request.body

@@ -28,6 +28,33 @@ class Endpoint:
     api_key: str = field(default="", repr=False)
 
 
+class EngineKind(Enum):
+    """Whose surface a worker has, as far as it tells."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRUNKLINE = "trunkline"
+    """Our simulated worker, which has vLLM's."""
+    UNKNOWN = "unknown"
+
+    @property
+    def reset_path(self) -> str:
+        """A POST there empties the prefix cache, where the engine offers that."""
+        return "/flush_cache" if self is EngineKind.SGLANG else "/reset_prefix_cache"
+
+    def keeps_salt(self, path: str) -> bool:
+        """Whether the salt of a request to this path reaches the cache. On paths that we know
+        nothing of, the operator says so (`--tenant-paths`); of SGLang we know that these few do.
+        """
+        if self is not EngineKind.SGLANG:
+            return True
+        return path.partition("?")[0].rstrip("/") in _SGLANG_SALTED
+
+
+_SGLANG_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+"""Its Anthropic, embedding and scoring paths take none (0.5.23)."""
+
+
 class AttemptEnd(Enum):
     """How one attempt ended, for load book, breaker and calibration."""
 
@@ -94,6 +121,7 @@ class Target:
     """How long a decision counts as residency there."""
     max_model_len: int | None = None
     """Longest prompt that it takes; None where it does not say."""
+    engine: EngineKind = EngineKind.UNKNOWN
     agent: WorkerAgent | None = None
     wants_checkpoints: bool = False
     """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
@@ -122,6 +150,8 @@ class EventSource:
     rank: int | None = None
     buffer_steps: int = 10_000
     """Batches that the publisher keeps for replay."""
+    page_tokens: int | None = None
+    """Tokens of the blocks that it speaks of; None where they are the worker's blocks."""
 
 
 class FeedRunner(Protocol):
