@@ -1,10 +1,10 @@
 """Where a worker's KV events come from: endpoints as announced, made fit to connect or bind.
 
 An engine's publisher binds for a wildcard, an IPv6 `::` or a path; for a concrete TCP host it
-*connects*, so that we must bind. vLLM's discovery (`GET /kv_event_sources`) answers with an object of
-one entry a rank (empty where it publishes nothing), with a list, or with that list under `sources`;
-SGLang's `GET /server_info` repeats the settings of its events, and rank r has the r-th port after
-those.
+*connects*, so that we must bind. Discovery (vLLM's `GET /kv_event_sources`) answers with an object
+of one entry a rank, empty where it publishes nothing, with a list, or with that list under
+`sources`; SGLang's `GET /server_info` repeats the settings of its events, and rank r has the r-th
+port after those.
 
 Must never: connect anywhere but to the worker's own host because a worker said so. Read
 `zmq_events.py` next.
