@@ -210,6 +210,7 @@ def _fetched(
     *,
     is_left: bool = False,
     leaves_when_booked: bool = False,
+    saved_ms: float = 1e9,
     **changes: Any,
 ) -> Pulled:
     """What becomes of a pull of the prompt's first four blocks, on that link."""
@@ -221,7 +222,13 @@ def _fetched(
         clock=cast("Clock", store),
         link=link,
         host=PullHost(store.fence),
-        terms=PullTerms(block_tokens=BLOCK, token_bytes=1, setup_ms=1.0, patience_ms=100.0),
+        terms=PullTerms(
+            block_tokens=BLOCK,
+            token_bytes=1,
+            setup_ms=1.0,
+            patience_ms=100.0,
+            saved_ms=lambda first, last: saved_ms,
+        ),
     )
     terms = Terms(ticket=ticket())
     sequence = store.cache.sketch(PROMPT, "salt", terms)
@@ -271,6 +278,18 @@ def test_a_pull_that_will_come_to_nothing_takes_nothing_of_the_link(
     pulled = _fetched(store, link, is_left=is_left, deadline_ms=deadline_ms)
     assert (pulled.end, pulled.reason) == expected
     assert link.free_at == (1_099.5 if what == "a full link" else min(link.free_at, 1_000.0))
+
+
+def test_a_pull_that_would_come_later_than_computing_takes_nothing_of_the_link() -> None:
+    store, link = Store(host=32), Link(1.0)
+    store.lease()
+    link.book(1_000, Instant(1_000))
+    done_ms = 1_000 + 1 + 4 * BLOCK
+    pulled = _fetched(store, link, saved_ms=done_ms - 1, deadline_ms=9_000)
+    assert (pulled.end, pulled.reason) == (PullEnd.CANCELLED, Reason.GIVEN_UP)
+    assert link.free_at == 2_000.0
+    pulled = _fetched(store, Link(1.0), saved_ms=0.0, deadline_ms=9_000)
+    assert pulled.reason is Reason.MISS, "65 ms are within its patience"
 
 
 def test_a_client_that_leaves_while_its_pull_waits_for_the_link_gives_the_turn_back() -> None:

@@ -322,25 +322,64 @@ def test_a_cancel_wakes_a_pull_that_waits_for_a_silent_source() -> None:
 
 
 def test_a_pull_is_given_up_where_the_rest_takes_too_long_and_what_is_here_stays() -> None:
-    asked: list[float] = []
+    asked: list[tuple[int, float | None]] = []
 
-    def give_up(rest_ms: float) -> bool:
-        asked.append(rest_ms)
-        return len(asked) == 6
+    def give_up(blocks: int, paced_ms: float | None) -> bool:
+        asked.append((blocks, paced_ms))
+        return paced_ms is not None and paced_ms < 65.0
 
     ends = Ends()
     ends.host.at_ask = lambda asked: setattr(ends.clock, "ms", ends.clock.ms + 10.0)
     with running(ends):
         result = ends.pull(ends.request(should_give_up=give_up))
         assert outcome(result) == (PullEnd.PUBLISHED, Reason.GIVEN_UP, 1)
-        assert asked[-1] == pytest.approx(60.0, rel=0.3), "six chunks took 60 ms, six are left"
+        assert asked[-1] == (1, pytest.approx(60.0)), "six chunks took 60 ms, six are left"
+        assert asked[0] == (0, None)
         ends.settled()
 
 
 def test_a_pull_that_is_given_up_before_a_block_is_whole_is_cancelled() -> None:
     with running(Ends()) as ends:
-        result = ends.pull(ends.request(should_give_up=lambda rest_ms: True))
+        result = ends.pull(
+            ends.request(should_give_up=lambda blocks, paced_ms: paced_ms is not None)
+        )
         assert outcome(result) == (PullEnd.CANCELLED, Reason.GIVEN_UP, 0)
+        ends.settled()
+
+
+@TRANSPORTS
+def test_a_source_that_says_nothing_is_given_up_while_it_is_waited_for(is_local: bool) -> None:
+    gate = threading.Event()
+    asked: list[float | None] = []
+
+    def give_up(blocks: int, paced_ms: float | None) -> bool:
+        asked.append(paced_ms)
+        return len(asked) == 9
+
+    ends = Ends(is_local=is_local)
+    ends.source_host.at_ask = lambda asked: gate.wait() and None
+    with running(ends):
+        result = ends.pull(ends.request(should_give_up=give_up))
+        assert outcome(result) == (PullEnd.CANCELLED, Reason.GIVEN_UP, 0)
+        assert asked == [None] * 9
+        gate.set()
+        ends.settled()
+
+
+@TRANSPORTS
+def test_nothing_is_given_up_once_all_is_here(is_local: bool) -> None:
+    """The ring's last slot is given back all the same: the connection is used again."""
+    with running(Ends(is_local=is_local)) as ends:
+        ends.host.at_ask = lambda asked: setattr(ends.clock, "ms", ends.clock.ms + 1.0)
+
+        def give_up(blocks: int, paced_ms: float | None) -> bool:
+            return paced_ms == 0.0
+
+        for _ in range(3):
+            request = ends.request(should_give_up=give_up)
+            assert outcome(ends.puller.pull(request)) == (PullEnd.PUBLISHED, None, 3)
+        assert ends.server.figures.connections == 1
+        ends.settled()
 
 
 def test_d07_an_error_of_who_asked_leaves_nothing_staged() -> None:

@@ -78,7 +78,7 @@ def _abort(
             there = ends.source_host
             there.at_ask = at_chunk(lambda: setattr(there, "reason", Reason.LEASE))
         case Reason.GIVEN_UP:
-            request = replace(request, should_give_up=lambda rest_ms: True)
+            request = replace(request, should_give_up=lambda blocks, paced_ms: paced_ms is not None)
         case Reason.TIMEOUT:
             late_ms = ends.clock.ms + 2 * STALL_MS
             ends.host.at_ask = at_chunk(lambda: setattr(ends.clock, "ms", late_ms))

@@ -75,6 +75,32 @@ def test_a_source_that_says_nothing_costs_its_deadline_d24_d25(
         assert staged(destination) == 0
 
 
+def test_a_source_that_is_late_is_given_up_where_computing_is_quicker(
+    tmp_path: Path, prompt: list[int]
+) -> None:
+    """The pull should take 1.05 s and may take 3.1 s; computing takes 2 ms."""
+    flags = ("--link-gbit", "0.004", "--pull-patience-ms", "1100")
+    with pair(tmp_path, *flags, source=("--fault", "pull-stall")) as (fleet, source, destination):
+        ready(source, prompt)
+        order = fleet.order(source, fleet.grant(source, destination, prompt=prompt))
+        answer = destination.ask(prompt, order)
+        told = pulled(answer)
+        assert (told["end"], told["reason"], told["blocks"]) == ("cancelled", "given-up", 0)
+        assert (cached(answer.json()), staged(destination)) == (0, 0)
+        assert destination.metric("trunkline:pulls_overdue") == 0
+
+
+def test_what_the_link_brings_later_than_computing_does_is_not_asked_for(
+    tmp_path: Path, prompt: list[int]
+) -> None:
+    with pair(tmp_path, "--link-gbit", "0.004", "--pull-patience-ms", "1") as two:
+        fleet, source, destination = two
+        ready(source, prompt)
+        order = fleet.order(source, fleet.grant(source, destination, prompt=prompt))
+        assert pulled(destination.ask(prompt, order))["reason"] == "given-up"
+        assert source.metric("trunkline:pull_bytes_total", direction="out") == 0
+
+
 SLOW = ("--link-gbit", "0.001")
 """The pull of a prompt takes 4.2 s there."""
 

@@ -202,14 +202,15 @@ class Puller:
 
     def _exchange(self, run: _Run) -> None:
         """Ask a source, on a warm connection where there is one. Raises Fault."""
-        connection = self.peers.take(run.request.source, run.request.deadline, run.guard)
+        watch = self._watch(run)
+        connection = self.peers.take(run.request.source, run.request.deadline, watch)
         try:
             announced = self._announced(run, connection)
         except Fault as fault:
             if not (connection.is_warm and fault.reason is Reason.LOST):
                 raise
             # The peer closed it while it was idle. Had it seen the grant, it would refuse it now.
-            connection = self.peers.connect(run.request.source, run.request.deadline, run.guard)
+            connection = self.peers.connect(run.request.source, run.request.deadline, watch)
             announced = self._announced(run, connection)
         if isinstance(announced, Reason):
             self.peers.give_back(connection)
@@ -221,12 +222,12 @@ class Puller:
         connection is closed.
         """
         grant, request = run.known_grant, run.request
-        channel, due = connection.channel, self._due(run)
+        channel, due, watch = connection.channel, self._due(run), self._watch(run)
         keys = b"".join(place.key for place in request.places)
         try:
             with run.cancel.ends(connection):
-                channel.send([encoded(Pull(grant=request.grant, keys=keys))], due, run.guard)
-                reply = channel.receive_message(reply_decoder, MAX_MESSAGE_BYTES, due, run.guard)
+                channel.send([encoded(Pull(grant=request.grant, keys=keys))], due, watch)
+                reply = channel.receive_message(reply_decoder, MAX_MESSAGE_BYTES, due, watch)
             run.setup_ms = self._clock.now() - run.began
             if isinstance(reply, Refused):
                 return said_by_source(reply.reason)
@@ -312,9 +313,10 @@ class Puller:
         head_bytes = bytearray(CHUNK_HEAD_BYTES)
         head_view = memoryview(head_bytes)
         kind = ChunkKind.DATA if ring is None else ChunkKind.SLOT
-        first_at = self._clock.now()
+        run.first_at = self._clock.now()
+        watch = self._watch(run)
         while not arrival.is_complete:
-            channel.receive_into(head_view, arrival.due_at, run.guard)
+            channel.receive_into(head_view, arrival.due_at, watch)
             head = read_chunk_head(head_bytes)
             wanted = arrival.expected()
             chunk = wanted.offset_bytes // self._layout.chunk_bytes
@@ -325,18 +327,20 @@ class Puller:
                 raise Fault(reason or Reason.PROTOCOL)
             view = staging.chunk(wanted.block, chunk)
             if ring is None:
-                channel.receive_into(view, arrival.due_at, run.guard)
+                channel.receive_into(view, arrival.due_at, watch)
             else:
                 # Copied first: what is verified is what the source cannot change any more.
                 ring.copy_into(view, head.slot)
-                with suppress(Fault):  # where nobody is there to take it, the next head says why
+                # Of the last chunk, too: the connection is used again. Where nobody is there to
+                # take it, the next head says why.
+                with suppress(Fault):
                     channel.send([CREDIT], arrival.due_at, run.guard)
             self._verify(run, staging, manifests, wanted.block, chunk)
             now = self._clock.now()
             if arrival.is_late(now):
                 raise Fault(Reason.TIMEOUT)
             arrival.verified(now)
-            self._report(run, arrival, first_at, is_block_end=arrival.whole_blocks > wanted.block)
+            self._report(run, arrival, is_block_end=arrival.whole_blocks > wanted.block)
 
     def _verify(
         self, run: _Run, staging: Staging, manifests: list[Manifest], block: int, chunk: int
@@ -347,12 +351,8 @@ class Puller:
         if not is_right:
             raise Fault(Reason.DIGEST)
 
-    def _report(
-        self, run: _Run, arrival: Arrival, first_at: Instant, *, is_block_end: bool
-    ) -> None:
-        """Tell who asked how far it is. Raises Fault where the rest is not worth waiting for, or
-        the host has changed its mind.
-        """
+    def _report(self, run: _Run, arrival: Arrival, *, is_block_end: bool) -> None:
+        """Tell who asked how far it is. Raises Fault where the host has changed its mind."""
         request = run.request
         if is_block_end and request.on_progress is not None:
             request.on_progress(arrival.whole_blocks)
@@ -361,11 +361,25 @@ class Puller:
         reason = self._host.fault(run.known_grant)
         if reason is not None:
             raise Fault(reason)
-        if request.should_give_up is not None:
-            rest_bytes = arrival.rest_bytes
-            ms_a_byte = (self._clock.now() - first_at) / arrival.verified_bytes
-            if request.should_give_up(rest_bytes * ms_a_byte):
+
+    def _watch(self, run: _Run) -> Callable[[], None]:
+        """Ends a wait for the source where nobody wants the blocks any more, or where the rest is
+        not worth waiting for.
+        """
+        should_give_up = run.request.should_give_up
+        if should_give_up is None:
+            return run.guard
+
+        def watch() -> None:
+            run.guard()
+            arrival, paced_ms = run.arrival, None
+            if arrival is not None and arrival.verified_bytes:
+                ms_a_byte = (self._clock.now() - run.first_at) / arrival.verified_bytes
+                paced_ms = arrival.rest_bytes * ms_a_byte
+            if should_give_up(arrival.whole_blocks if arrival else 0, paced_ms):
                 raise Fault(Reason.GIVEN_UP)
+
+        return watch
 
     def _settle(
         self,
@@ -426,6 +440,8 @@ class _Run:
     began: Instant
     grant: Grant | None = None
     arrival: Arrival | None = None
+    first_at: Instant = Instant(0.0)
+    """When it began to wait for the first chunk."""
     reason: Reason | None = None
     published: int = 0
     setup_ms: float = 0.0

@@ -39,8 +39,10 @@ class PullRequest:
     deadline: Instant
     saved_ms: float = 0.0
     """What one of the blocks saves against computing it, for the order of eviction."""
-    should_give_up: Callable[[float], bool] | None = None
-    """Asked after each chunk with the ms that the rest may take: whether to compute it instead."""
+    should_give_up: Callable[[int, float | None], bool] | None = None
+    """Asked at every wait with the whole blocks so far and the ms that the rest may take at the
+    pace so far, None where nothing came yet: whether to compute it instead.
+    """
     on_progress: Callable[[int], None] | None = None
     """Told after each whole verified block how many there are."""
 

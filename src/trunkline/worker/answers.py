@@ -71,6 +71,7 @@ class Answer:
             if self.pulls is None:
                 call.pulled = NO_PULLS
             else:
+                call.turn_ms = lambda: self.engine.turn_ms(job)
                 await self.pulls.fetch(call, cache, job.prompt, job.salt, job.terms)
         self.engine.pulled(job)
 

@@ -115,6 +115,16 @@ class Engine:
         self._turn()
         return job
 
+    def turn_ms(self, job: Job) -> float:
+        """What there is to prefill before a job that came when this one did: hits of those that
+        wait are not known yet, so it is the most that it may be.
+        """
+        prefill_ms = self._shape.profile.prefill_ms
+        ahead = [*self._jobs.running]
+        ahead += [other for other in self._jobs.waiting if other.arrived_at < job.arrived_at]
+        rest_ms = (prefill_ms(len(o.prompt) - o.computed_tokens, o.computed_tokens) for o in ahead)
+        return sum(rest_ms) * self._shape.time_factor
+
     def pulled(self, job: Job) -> None:
         """What it waited for has ended, one way or another."""
         self._jobs.pulled(job)

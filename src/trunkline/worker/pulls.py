@@ -39,6 +39,7 @@ from trunkline.kv.server import Host
 from trunkline.ports.clock import Clock
 from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.cache import BlockCache
+from trunkline.worker.hedge import Hedge
 from trunkline.worker.link import Link
 from trunkline.worker.ticket import decoded_header
 from trunkline.worker.tiers import HostTier, place_of
@@ -117,6 +118,8 @@ class PullCall:
         self.order = order
         """What is to be pulled; None where only the disk is waited for."""
         self.pulled: Pulled | None = None
+        self.turn_ms: Callable[[], float] = _at_once
+        """What the device has to compute before this request."""
         self.lifted_tokens = 0
         """What came up from disk for it."""
         self.cancelled = Cancel()
@@ -181,7 +184,13 @@ class PullTerms:
     setup_ms: float
     patience_ms: float
     """Each is given at least so long: the machine is real."""
+    saved_ms: Callable[[int, int], float]
+    """What having the blocks of a prompt from one to another in host memory spares the device."""
     max_pulls: int = MAX_PULLS
+
+
+def _at_once() -> float:
+    return 0.0
 
 
 class Pulls:
@@ -324,17 +333,27 @@ class Pulls:
             return _rejected(Reason.BUSY)
         begins, through = booked
         longest_ms = max(self._terms.patience_ms, PATIENCE * (setup_ms + through - now))
+        hedge = Hedge(
+            first_block=grant.first_block,
+            last_block=grant.first_block + grant.block_count,
+            due_at=Instant(through + setup_ms),
+            turn_at=Instant(now + call.turn_ms()),
+            patient_until=Instant(now + self._terms.patience_ms),
+            deadline=Instant(now + min(longest_ms, granted_ms)),
+            saved_ms=self._terms.saved_ms,
+        )
         try:
+            if hedge.is_hopeless(now):
+                return Pulled(end=PullEnd.CANCELLED, reason=Reason.GIVEN_UP)
             await call.pause(setup_ms + begins - now)
             if call.cancelled.is_cancelled:
                 return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
-            deadline = Instant(now + min(longest_ms, granted_ms))
-            return await self._pull(call, grant, sketch(), deadline)
+            return await self._pull(call, grant, sketch(), hedge)
         finally:  # cancelled, or less came than was booked for
             self._link.give_back(booked, self._clock.now())
 
     async def _pull(
-        self, call: PullCall, grant: Grant, sequence: KvSequence, deadline: Instant
+        self, call: PullCall, grant: Grant, sequence: KvSequence, hedge: Hedge
     ) -> Pulled:
         first, last = grant.first_block, grant.first_block + grant.block_count
         reason = self._tier.keep_before(sequence, first)
@@ -354,8 +373,11 @@ class Pulls:
             ),
             places=tuple(place_of(sequence, index) for index in range(first, last)),
             owner=sequence.ticket.owner_of(grant),
-            deadline=deadline,
+            deadline=hedge.deadline,
             saved_ms=self._tier.saved_ms(first),
+            should_give_up=lambda blocks, paced_ms: hedge.should_give_up(
+                blocks, paced_ms, self._clock.now()
+            ),
         )
         self._tier.await_pull(sequence, first, last)
         try:

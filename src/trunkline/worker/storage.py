@@ -236,11 +236,22 @@ def _exchange(options: WorkerOptions, parts: StorageParts, tier: HostTier) -> Ex
             token_bytes=token_bytes,
             setup_ms=SETUP_MS * options.time_scale,
             patience_ms=options.pull_patience_ms,
+            saved_ms=lambda first, last: _saved_ms(options, first, last),
         ),
     )
     return Exchange(
         pulls=pulls, server=server, lent=lent, identity=identity, token_bytes=token_bytes
     )
+
+
+def _saved_ms(options: WorkerOptions, first: int, last: int) -> float:
+    """What computing the blocks from one to another of a prompt takes that is computed further in
+    any case, less what copying them to the device does.
+    """
+    profile, count = options.latency, (last - first) * options.block_size
+    computed_ms = profile.prefill_ms(count, first * options.block_size) - profile.prefill_fixed_ms
+    factor = options.time_scale * options.faults.slow_factor
+    return (computed_ms - profile.load_ms(count)) * factor
 
 
 def _layout(options: WorkerOptions, vocab_size: int) -> Layout:
