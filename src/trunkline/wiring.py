@@ -265,6 +265,7 @@ def _member_parts(
     from trunkline.control.parts import MemberParts
     from trunkline.control.probe import fetch
     from trunkline.core.feed import WorkerFeed
+    from trunkline.core.folding import Folding
     from trunkline.gateway.contracts import OPEN_GRANT
 
     limits = _feed_limits(config.directory)
@@ -275,9 +276,16 @@ def _member_parts(
         if authority.tenants is None:
             # Admitted first, so that what the worker's ring still holds is understood in time.
             core.namespaces.namespace(OPEN_GRANT, state.block_tokens)
-        can_replay = source.replay_endpoint is not None
+        pages, folding = source.page_tokens, None
+        if pages and pages < state.block_tokens and state.block_tokens % pages == 0:
+            folding = Folding(page_tokens=pages, block_tokens=state.block_tokens)
         return WorkerFeed(
-            worker, core.directory, rank=source.rank, can_replay=can_replay, limits=limits
+            worker,
+            core.directory,
+            rank=source.rank,
+            can_replay=source.replay_endpoint is not None,
+            limits=limits,
+            folding=folding,
         )
 
     async def follow(

@@ -27,6 +27,7 @@ from trunkline.core.actions import (
 )
 from trunkline.core.directory import MAX_EVENT_AGE_MS, Directory
 from trunkline.core.events import EventBatch
+from trunkline.core.folding import Folding
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.recovery import Recovery
 from trunkline.core.repair import FeedLimits, FeedState, OpenReplay, ReplayKind
@@ -58,7 +59,9 @@ class WorkerFeed:
         rank: int | None = None,
         can_replay: bool = True,
         limits: FeedLimits | None = None,
+        folding: Folding | None = None,
     ) -> None:
+        """`folding` where the worker's pages are smaller than its blocks."""
         self.worker = worker
         self.reason = ""
         """Why the feed is not, or was last not, live."""
@@ -72,6 +75,7 @@ class WorkerFeed:
             directory,
             max_parked_runs=limits.max_parked_runs,
             parked_ttl_ms=limits.parked_ttl_ms,
+            folding=folding,
         )
         self._sequence = Sequence()
         self._replay: OpenReplay | None = None

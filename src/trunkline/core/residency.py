@@ -21,6 +21,7 @@ from trunkline.core.events import (
     BlocksUnnamed,
     EventBatch,
 )
+from trunkline.core.folding import Folding, Unfolded
 from trunkline.core.orphans import Orphans
 from trunkline.core.records import Instant, Tier, WorkerId
 
@@ -81,7 +82,9 @@ class Residency:
         *,
         max_parked_runs: int,
         parked_ttl_ms: float,
+        folding: Folding | None = None,
     ) -> None:
+        """`folding` where the worker's pages are smaller than its blocks."""
         self.stats = FeedStats()
         self._strikes: deque[Instant] = deque(maxlen=MAX_STRIKES)
         self.strike_reason = ""
@@ -91,6 +94,7 @@ class Residency:
         self._directory = directory
         self._orphans = Orphans(max_parked_runs=max_parked_runs, parked_ttl_ms=parked_ttl_ms)
         self._unknown_salts: dict[str, None] = {}
+        self._folding = folding
 
     @property
     def parked_count(self) -> int:
@@ -135,6 +139,8 @@ class Residency:
         self._orphans.clear()
         self._unknown_salts.clear()
         self.has_lost_orphans = False
+        if self._folding is not None:
+            self._folding.clear()
 
     @property
     def strike_count(self) -> int:
@@ -181,6 +187,15 @@ class Residency:
         if event.adapter is not None:
             self._note_unnamed(event.hashes)
             return
+        folding = self._folding
+        if folding is not None and event.block_tokens == folding.page_tokens:
+            folded = folding.stored(event)
+            if isinstance(folded, Unfolded):
+                if folded is Unfolded.ORPHAN:
+                    self.stats.parked_dropped += 1
+                    self.has_lost_orphans = True
+                return
+            event = folded
         waiting = deque([event])
         while waiting:
             run = waiting.popleft()
@@ -246,7 +261,8 @@ class Residency:
             self._worker, BlocksRemoved(hashes=hashes, tier=event.tier)
         )
         self.stats.removed_blocks += known_count
-        self.stats.removed_unknown += len(hashes) - known_count
+        if self._folding is None:  # else most are pages that name no block
+            self.stats.removed_unknown += len(hashes) - known_count
         self._orphans.drop_unplaced(event.hashes)
 
     def _removed_parked(self, engine_hash: int, tier: Tier) -> bool:
