@@ -13,16 +13,24 @@ from picker_bench import Characters, Contents, derive
 from hand_clock import HandClock
 from trunkline.assembly import Given, assemble
 from trunkline.config import Config
+from trunkline.core.decision import Candidates, Decision, Gain, Reason
 from trunkline.core.directory import Directory, Match
 from trunkline.core.events import BlocksStored
 from trunkline.core.fleet import WorkerState
 from trunkline.core.links import LinkProfile, Links
 from trunkline.core.records import Slot, Tier, WorkerId
-from trunkline.core.transfer import MAX_GRANT_BLOCKS, kv_chain, read_grant
+from trunkline.core.transfer import (
+    MAX_GRANT_BLOCKS,
+    MAX_NAME_BYTES,
+    MAX_ORDER_BYTES,
+    kv_chain,
+    read_grant,
+)
 from trunkline.gateway.contracts import OPEN_GRANT
 from trunkline.gateway.namespaces import Namespaces
-from trunkline.gateway.pulls import NO_PART, PullDesk, PullOrder, PullPlan
+from trunkline.gateway.pulls import NO_PART, PullDesk, PullOrder, PullPlan, plan_of
 from trunkline.ports.worker import PullAddress
+from trunkline.worker.orders import order_from
 
 KEY = b"k" * 32
 BLOCK = 16
@@ -73,12 +81,19 @@ class Bench:
         )
         return [tokens // BLOCK if tokens != NO_PART else NO_PART for tokens in found]
 
-    def order(self, first: int = 2, last: int = 8) -> PullOrder:
+    def ordered(self, first: int = 2, last: int = 8, other: int = 0) -> PullOrder | None:
+        """From `w0`, and where it fails from `w2` up to block `other`."""
         stakes = self.namespaces.stakes(OPEN_GRANT, BLOCK)
         assert stakes is not None
         plan = PullPlan(source=W0, destination=W1, first_block=first, last_block=last)
-        ends = (self.addresses[W0], self.addresses[W1])
-        return self.desk.order(plan, stakes, self.keys, self.tokens, ends)
+        if other:
+            plan = replace(plan, other=replace(plan, source=W2, last_block=other))
+        return self.desk.order(plan, stakes, self.keys, self.tokens, self.addresses.get)
+
+    def order(self, first: int = 2, last: int = 8, other: int = 0) -> PullOrder:
+        order = self.ordered(first, last, other)
+        assert order is not None
+        return order
 
     def learn(self, order: PullOrder, **told: object) -> None:
         self.sources([8, 0, 0], [8, 0, 0])  # notes the lives
@@ -126,6 +141,144 @@ def test_a_name_that_is_not_ascii_makes_a_header_that_is() -> None:
     header = bench.order().header[1]
     assert header.isascii()
     assert json.loads(header)["source"] == "grün-1"
+
+
+def both() -> Bench:
+    """Whose `w1` takes orders of two sources."""
+    bench = Bench()
+    bench.addresses[W1] = replace(bench.addresses[W1], sources=2)
+    return bench
+
+
+def test_an_order_of_two_sources_has_a_grant_for_each() -> None:
+    bench = both()
+    order = bench.order(other=5)
+    read = order_from([(b"x-trunkline-pull", order.header[1].encode())])
+    assert read is not None
+    assert read.other is not None
+    assert (read.source, read.fault, read.other.source, read.other.fault) == (
+        "w0",
+        None,
+        "w2",
+        None,
+    )
+    grants = [read_grant(one.grant, KEY) for one in (read, read.other)]
+    found = [(g.source, g.destination, g.first_block, g.block_count) for g in grants if g]
+    assert found == [("w0", "w1", 2, 6), ("w2", "w1", 2, 3)]
+
+
+def test_who_takes_orders_of_one_source_gets_no_other() -> None:
+    order = Bench().order(other=8)
+    assert "other" not in json.loads(order.header[1])
+    assert order.other is None
+
+
+def test_another_source_that_has_gone_meanwhile_is_left_out() -> None:
+    bench = both()
+    del bench.addresses[W2]
+    assert bench.order(other=8).other is None
+
+
+def test_an_order_is_never_longer_than_a_worker_takes() -> None:
+    bench = both()
+    one = len(bench.order().header[1])
+    bench.addresses[W0] = replace(bench.addresses[W0], local="l" * (MAX_ORDER_BYTES - one + 4))
+    full = bench.order(other=8)
+    assert len(full.header[1]) == MAX_ORDER_BYTES, "alone it fits"
+    assert full.other is None, "and nothing beside it"
+    bench.addresses[W0] = replace(bench.addresses[W0], local="l" * (MAX_ORDER_BYTES - one + 5))
+    assert bench.ordered(other=8) is None
+    two = both()
+    pair = len(two.order(other=8).header[1])
+    room = "l" * (MAX_ORDER_BYTES - pair + 4)
+    two.addresses[W2] = replace(two.addresses[W2], local=room)
+    assert len(two.order(other=8).header[1]) == MAX_ORDER_BYTES
+    two.addresses[W2] = replace(two.addresses[W2], local=room + "l")
+    assert two.order(other=8).other is None
+    assert two.desk.accounts.ordered == 3
+
+
+def test_names_that_no_grant_can_say_make_no_order() -> None:
+    bench = Bench()
+    bench.addresses[W0] = replace(bench.addresses[W0], worker="w" * (MAX_NAME_BYTES + 1))
+    assert bench.ordered() is None
+    bench = Bench()
+    del bench.addresses[W1]
+    assert bench.ordered() is None
+
+
+def test_both_ends_of_a_pull_that_was_tried_twice_are_learnt() -> None:
+    bench = both()
+    first = {"reason": "miss", "ms": 4.0}
+    bench.sources([8, 8, 8], [8, 8, 8])
+    bench.learn(bench.order(other=8), end="published", blocks=6, ms=400.0, first=first)
+    assert bench.desk.accounts.ended == {("rejected", "miss"): 1, ("published", ""): 1}
+    assert bench.desk.accounts.ms == 404.0
+    assert bench.sources([8, 8, 8], [8, 8, 8]) == [2, 8, 8]
+    assert [worker for worker, _ in bench.missing] == [W0]
+    assert bench.links.transfer_ms(W2, W1, 96) > bench.links.transfer_ms(W0, W1, 96)
+
+
+def test_a_source_after_which_another_was_asked_was_busy_itself() -> None:
+    bench = both()
+    first = {"reason": "busy", "ms": 1.0}
+    told = {"end": "rejected", "reason": "lost", "blocks": 0, "ms": 2.0, "first": first}
+    bench.learn(bench.order(other=8), **told)
+    assert bench.sources([8, 8, 8], [8, 8, 8]) == [NO_PART, 8, NO_PART]
+
+
+def test_an_answer_about_another_source_that_was_not_named_teaches_nothing() -> None:
+    bench = both()
+    bench.learn(bench.order(), end="published", blocks=6, ms=1.0, first={"reason": "miss"})
+    told = {"end": "published", "blocks": 4, "ms": 1.0, "first": {"reason": "miss", "ms": 1.0}}
+    bench.learn(bench.order(other=5), **told)
+    assert bench.desk.accounts.ended == {("untold", ""): 2}
+
+
+def decided(queue_ms: list[float], source: WorkerId | None = W0) -> Decision:
+    """`w1` has two blocks and is to pull six."""
+    return Decision(
+        request_id="r",
+        policy="p",
+        prompt_tokens=200,
+        choice=1,
+        reason=Reason.CACHE_PULL,
+        gain=Gain(saved_prefill_ms=0.0, queue_ms=0.0, transfer_ms=0.0, imbalance_ms=0.0),
+        source=source,
+        candidates=Candidates(
+            workers=[W0, W1, W2, WorkerId("w3")],
+            matched_tokens=[8 * BLOCK, 2 * BLOCK, 0, 0],
+            pulled_tokens=[0, 6 * BLOCK, 0, 0],
+            queue_ms=queue_ms,
+            transfer_ms=[0.0] * 4,
+            miss_ms=[0.0] * 4,
+            imbalance_ms=[0.0] * 4,
+            decode_pressure_ms=[0.0] * 4,
+            cost_ms=[0.0] * 4,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "queue_ms", "expected"),
+    [
+        ([8, 2, 5, 4], [0.0] * 4, (W2, 5)),
+        ([8, 2, 9, 8], [0.0, 0.0, 3.0, 2.0], ("w3", 8)),
+        ([8, 2, 9, 9], [0.0] * 4, (W2, 8)),
+        ([8, 2, 2, 0], [0.0] * 4, None),
+        ([8, 2, -1, -1], [0.0] * 4, None),
+    ],
+)
+def test_the_other_source_is_who_has_most_of_it_and_of_those_the_least_busy(
+    held: list[int], queue_ms: list[float], expected: tuple[WorkerId, int] | None
+) -> None:
+    at = dict(zip([W0, W1, W2, WorkerId("w3")], held, strict=True))
+    plan = plan_of(decided(queue_ms), BLOCK, lambda worker: at[worker] * BLOCK)
+    assert plan is not None
+    assert (plan.source, plan.first_block, plan.last_block) == (W0, 2, 8)
+    other = plan.other and (plan.other.source, plan.other.last_block)
+    assert other == expected
+    assert plan_of(decided(queue_ms, source=None), BLOCK, lambda worker: 0) is None
 
 
 def test_a_pull_that_went_well_teaches_the_pair_its_price() -> None:

@@ -15,6 +15,7 @@ from trunkline.core.records import Instant
 from trunkline.core.transfer import (
     MAX_GRANT_BYTES,
     MAX_NAME_BYTES,
+    MAX_ORDER_BYTES,
     Grant,
     PullEnd,
     Reason,
@@ -29,17 +30,8 @@ from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.jobs import Failure, Job, Jobs, QueueFull
 from trunkline.worker.link import Link
 from trunkline.worker.options import AgentSwitch, WorkerOptions
-from trunkline.worker.pulls import (
-    HEADER,
-    MAX_HEADER_BYTES,
-    PullCall,
-    Pulled,
-    PullOrder,
-    Pulls,
-    PullTerms,
-    _misfit,
-    order_from,
-)
+from trunkline.worker.orders import HEADER, Pulled, PullOrder, order_from
+from trunkline.worker.pulls import PullCall, Pulls, PullTerms, _misfit
 from trunkline.worker.requests import BadRequest, Region
 from trunkline.worker.schedule import make_schedule
 from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, VOCAB, Store, ticket, tokens
@@ -66,6 +58,19 @@ def test_an_order_is_read_and_none_is_none() -> None:
     assert "abc" not in repr(order)
 
 
+def test_an_order_may_name_one_other_source_that_has_no_other() -> None:
+    other = {"grant": "def", "host": "::2", "port": 81, "local": "", "source": "w:2"}
+    order = order_from(_order(other=other))
+    assert order is not None
+    assert order.other == PullOrder(grant="def", host="::2", port=81, local="", source="w:2")
+    useless = order_from(_order(other=other | {"port": 0}))
+    assert useless is not None
+    assert useless.other is not None
+    assert (useless.fault, useless.other.fault) == (None, Reason.CONNECT)
+    with pytest.raises(BadRequest, match="unknown field"):
+        order_from(_order(other=other | {"other": other}))
+
+
 def test_an_order_has_16_kib_at_most_and_the_longest_of_all_grants_fits() -> None:
     longest = "a" * ((MAX_GRANT_BYTES * 4 + 2) // 3)
     names = {"host": "h" * 255, "local": "l" * 107, "source": "ü" * (MAX_NAME_BYTES // 2)}
@@ -73,9 +78,9 @@ def test_an_order_has_16_kib_at_most_and_the_longest_of_all_grants_fits() -> Non
     assert order is not None
     assert (order.grant, order.fault) == (longest, None)
     rest = len(_order(grant="")[0][1])
-    assert order_from(_order(grant="a" * (MAX_HEADER_BYTES - rest))) is not None
+    assert order_from(_order(grant="a" * (MAX_ORDER_BYTES - rest))) is not None
     with pytest.raises(BadRequest, match="at most 16384 are taken"):
-        order_from(_order(grant="a" * (MAX_HEADER_BYTES - rest + 1)))
+        order_from(_order(grant="a" * (MAX_ORDER_BYTES - rest + 1)))
 
 
 @pytest.mark.parametrize(

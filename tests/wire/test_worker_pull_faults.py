@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import time
@@ -161,6 +162,57 @@ def test_the_next_life_of_a_source_gives_nothing_for_the_grants_of_the_last_d30(
         ready(again, other)
         fresh = fleet.order(again, fleet.grant(again, destination, prompt=other))
         assert pulled(destination.ask(other, fresh))["blocks"] == BLOCKS
+
+
+# --- another source ---
+
+
+def _either(fleet: Pair, sources: list[Member], destination: Member, prompt: list[int]) -> Any:
+    """The order to pull from the first, and where that fails from the other."""
+    deadline_ms = int(time.time() * 1_000) + LATE_MS
+    orders = [
+        fleet.order(one, fleet.grant(one, destination, prompt=prompt, deadline_ms=deadline_ms))
+        for one in sources
+    ]
+    first, other = (json.loads(order["x-trunkline-pull"]) for order in orders)
+    return {"x-trunkline-pull": json.dumps(first | {"other": other})}
+
+
+def test_where_a_source_has_gone_the_other_gives_the_blocks(
+    tmp_path: Path, prompt: list[int]
+) -> None:
+    with pair(tmp_path) as (fleet, source, destination):
+        other = fleet.join()
+        ready(source, prompt)
+        ready(other, prompt)
+        order = _either(fleet, [source, other], destination, prompt)
+        _kill(fleet, source)
+        answer = destination.ask(prompt, order)
+        told = pulled(answer)
+        assert (told["end"], told["reason"], told["blocks"]) == ("published", None, BLOCKS)
+        assert told["first"]["reason"] in ("connect", "lost")
+        assert cached(answer.json()) == LONG
+        assert destination.metric("trunkline:pulls_total") == 2
+        assert staged(destination) == 0
+
+
+def test_a_source_that_leaves_during_the_second_try_costs_computing(
+    tmp_path: Path, prompt: list[int]
+) -> None:
+    with pair(tmp_path, *STALLED) as (fleet, source, destination), ThreadPoolExecutor() as threads:
+        other = fleet.join("--fault", "pull-stall")
+        ready(other, prompt)
+        order = _either(fleet, [source, other], destination, prompt)  # the first has nothing
+        asked = threads.submit(destination.ask, prompt, order)
+        until(lambda: destination.metric("trunkline:pulls_total", reason="miss") == 1, "it asks on")
+        assert destination.metric("trunkline:pulls_running") == 1
+        _kill(fleet, other)
+        answer = asked.result()
+        told = pulled(answer)
+        assert (told["end"], told["first"]["reason"]) == ("rejected", "miss")
+        assert told["reason"] in ("lost", "connect")
+        assert (cached(answer.json()), staged(destination)) == (0, 0)
+        assert destination.metric("trunkline:pulls_running") == 0
 
 
 # --- in the middle of a pull ---

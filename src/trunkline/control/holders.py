@@ -58,6 +58,7 @@ class _PullAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ]
     block_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    sources: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
 
 
 class _LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +153,7 @@ class WorkerHolder:
             local=told.local,
             layout=bytes.fromhex(told.layout),
             block_bytes=told.block_bytes,
+            sources=told.sources,
         )
 
     @property

@@ -87,8 +87,12 @@ class Sources:
         reason: Reason,
         key: BlockKey,
         now: Instant,
+        *,
+        is_of_source: bool = False,
     ) -> None:
-        """A pull ended with this reason at this block, the first that did not arrive."""
+        """A pull ended with this reason at this block, the first that did not arrive. The
+        destination may have found out that it was the source's fault.
+        """
         match reason.lesson:
             case Lesson.REMOVE:
                 self.phantoms += 1
@@ -98,7 +102,7 @@ class Sources:
                 is_known = self.is_quarantined(source, key)
                 self._doubt(source, key, math.inf, now).strikes += not is_known
             case Lesson.UNKNOWN if reason not in _NOBODYS:
-                worker = source if reason in _OF_SOURCE else destination
+                worker = source if is_of_source or reason in _OF_SOURCE else destination
                 record = self._records.setdefault(worker, _Record())
                 if now < record.paused_until:
                     return  # of several that failed at once, one counts

@@ -34,6 +34,10 @@ TRANSFER_KEY_BYTES = 32
 
 MAX_GRANT_BYTES = 8_192
 """Eight subjects of 512 bytes, two workers' names, and the rest."""
+MAX_ORDER_BYTES = 16_384
+"""Of the header that orders a pull: the longest grant as text, the longest names and an address; of
+usual lengths, for two sources.
+"""
 MAX_GRANT_BLOCKS = 4_096
 MAX_NAME_BYTES = 256
 MAX_SUBJECTS = 8
@@ -123,6 +127,22 @@ class Reason(Enum):
         if self in (Reason.MISS, Reason.LENGTH):
             return Lesson.REMOVE
         return Lesson.QUARANTINE if self is Reason.DIGEST else Lesson.UNKNOWN
+
+    @property
+    def is_of_source(self) -> bool:
+        """Whether, of a source that was asked, it says nothing about who asked: another source may
+        well give the blocks.
+        """
+        return self in _SOURCES_FAULT
+
+
+_SOURCES_FAULT = frozenset(
+    {
+        *(Reason.MISS, Reason.LENGTH, Reason.DIGEST, Reason.TIMEOUT, Reason.CONNECT, Reason.LOST),
+        *(Reason.INCARNATION, Reason.PROTOCOL, Reason.BUSY, Reason.PINS_FULL, Reason.TOKEN),
+        Reason.TIER,
+    }
+)
 
 
 # -- keys ------------------------------------------------------------------------------------------

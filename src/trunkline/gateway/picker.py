@@ -223,7 +223,7 @@ class FleetPicker:
         )
         if decision is None:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
-        return self._commit(request, decision, of_size, now)
+        return self._commit(request, decision, of_size, sources, now)
 
     def _keys(self, grant: Grant, tokens: array[int] | None) -> dict[int, PromptKeys]:
         """Those for each block size in the fleet, nearly always one; none where nothing may be
@@ -264,23 +264,29 @@ class FleetPicker:
         return [(state, address) for state, address in found if address is not None]
 
     def _order(
-        self, request: InferenceRequest, decision: Decision, keys: KeyChain | None
+        self,
+        request: InferenceRequest,
+        decision: Decision,
+        keys: KeyChain | None,
+        sources: list[int] | None,
     ) -> PullOrder | None:
         tokens = request.prompt
         if keys is None or not isinstance(tokens, array):
             return None
-        plan = plan_of(decision, keys.block_tokens)
+        plan = plan_of(decision, keys.block_tokens, lambda worker: self._tokens_at(sources, worker))
         if plan is None:
             return None
         stakes = self._namespaces.stakes(request.grant, keys.block_tokens)
-        source = pull_address(self._targets.get(plan.source))
-        here = pull_address(self._targets.get(plan.destination))
-        if self.desk is None or stakes is None or source is None or here is None:
+        if self.desk is None or stakes is None:
             return None
-        try:
-            return self.desk.order(plan, stakes, keys, tokens, (source, here))
-        except ValueError:
-            return None  # no grant can say it: a name or a subject is too long
+        return self.desk.order(
+            plan, stakes, keys, tokens, lambda worker: pull_address(self._targets.get(worker))
+        )
+
+    def _tokens_at(self, sources: list[int] | None, worker: WorkerId) -> int:
+        """Leading tokens that a worker may be asked for."""
+        state = self._fleet.get(worker)
+        return 0 if sources is None or state is None else sources[state.slot]
 
     def _prefer_public(
         self, keys: PromptKeys, zoned: KeyChain, counts: list[int], limit: int
@@ -305,6 +311,7 @@ class FleetPicker:
         request: InferenceRequest,
         decision: Decision,
         of_size: dict[int, PromptKeys],
+        sources: list[int] | None,
         now: Instant,
     ) -> Pick:
         worker = decision.worker
@@ -325,7 +332,7 @@ class FleetPicker:
             owed_from=0 if keys is None else _owed_from(decision, keys, request.further_tokens),
             sent_at=now,
             is_stream=request.is_stream,
-            pull=self._order(request, decision, keys),
+            pull=self._order(request, decision, keys, sources),
         )
         picked = Pick(
             worker=worker,

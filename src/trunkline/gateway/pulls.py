@@ -1,12 +1,14 @@
 """The gateway's part in pulls: who may take part, the order that goes with a request, what its end
 teaches.
 
-    x-trunkline-pull    to the worker: a signed grant, and where to ask
+    x-trunkline-pull    to the worker: a signed grant, and where to ask; another such for when that
+                        source fails
     x-trunkline-pulled  in its answer: how the pull ended; read here, never passed on
 
 A source is believed to have what its events say, and what we sent there once nobody owes it any
 more. Prompts that begin with a public prefix are not pulled. Must never: grant what the ticket
-beside it does not cover. Read `core/transfer.py` for grants, `worker/pulls.py` for the other end.
+beside it does not cover, or send an order that a worker would not take. Read `core/transfer.py` for
+grants, `worker/pulls.py` for the other end.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -30,6 +32,7 @@ from trunkline.core.transfer import (
     KV_KEY_BYTES,
     MAX_GRANT_BLOCKS,
     MAX_GRANT_LIFE_MS,
+    MAX_ORDER_BYTES,
     NONCE_BYTES,
     Grant,
     Lesson,
@@ -52,6 +55,13 @@ GRANT_SLACK_MS = 5_000.0
 _PATIENCE = 3.0
 
 
+class _First(msgspec.Struct, kw_only=True):
+    """How the first source failed."""
+
+    reason: Reason
+    ms: float = 0.0
+
+
 class _Told(msgspec.Struct, kw_only=True):
     """What the worker's header says; what else it says is passed over."""
 
@@ -59,6 +69,8 @@ class _Told(msgspec.Struct, kw_only=True):
     reason: Reason | None = None
     blocks: int = msgspec.field(default=0)
     ms: float = 0.0
+    first: _First | None = None
+    """Where the other source was asked: all else is about that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +84,36 @@ class PullPlan:
     """Exclusive."""
     queue_ms: float = 0.0
     """How long the request waits for its turn there, beside the pull."""
+    other: PullPlan | None = None
+    """Whom it takes them from where the source fails."""
 
 
-def plan_of(decision: Decision, block_tokens: int) -> PullPlan | None:
-    """What a decision wants pulled; None where its plan is another."""
+def plan_of(
+    decision: Decision, block_tokens: int, tokens_at: Callable[[WorkerId], int]
+) -> PullPlan | None:
+    """What a decision wants pulled; None where its plan is another. `tokens_at` is how many leading
+    tokens each worker may be asked for.
+    """
     if decision.source is None:
         return None
-    return PullPlan(
+    plan = PullPlan(
         source=decision.source,
         destination=decision.worker,
         first_block=decision.matched_tokens // block_tokens,
         last_block=decision.expected_tokens // block_tokens,
         queue_ms=decision.candidates.queue_ms[decision.choice],
     )
+    workers, queues = decision.candidates.workers, decision.candidates.queue_ms
+    others = [
+        (-min(tokens_at(worker), decision.expected_tokens), queue_ms, worker)
+        for worker, queue_ms in zip(workers, queues, strict=True)
+        if worker not in (plan.source, plan.destination)
+    ]
+    tokens, _, worker = min(others, default=(0, 0.0, plan.source))
+    last_block = -tokens // block_tokens
+    if last_block <= plan.first_block:
+        return plan
+    return replace(plan, other=replace(plan, source=worker, last_block=last_block))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +129,19 @@ class PullOrder:
     names: bytes = field(repr=False)
     """The kv keys of these blocks."""
     header: tuple[str, str] = field(repr=False)
+    other: PullOrder | None = None
+    """What the header says of the other source; it is never sent by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terms:
+    """What the grants of one order have in common."""
+
+    stakes: Stakes
+    destination: PullAddress
+    packed_keys: bytes
+    """Of the prompt, as far as anything is pulled."""
+    deadline_ms: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,59 +215,108 @@ class PullDesk:
         stakes: Stakes,
         keys: KeyChain,
         tokens: array[int],
-        ends: tuple[PullAddress, PullAddress],
-    ) -> PullOrder:
-        """What the destination is told to pull of the prompt, from the first end to the other."""
-        source, destination = ends
-        first_block = plan.first_block
-        last_block = min(plan.last_block, first_block + MAX_GRANT_BLOCKS)
-        granted = kv_keys(keys, tokens, last_block)[first_block * KV_KEY_BYTES :]
-        count = last_block - first_block
+        address_of: Callable[[WorkerId], PullAddress | None],
+    ) -> PullOrder | None:
+        """What the destination is told to pull of the prompt. None where no order can say it: an
+        end is gone, or a name or a subject is too long. It is never longer than a worker takes.
+        """
+        destination = address_of(plan.destination)
+        if destination is None:
+            return None
+        packed = kv_keys(keys, tokens, plan.last_block)
         expected_ms = plan.queue_ms + self.links.transfer_ms(
-            plan.source, plan.destination, count * keys.block_tokens
+            plan.source, plan.destination, (plan.last_block - plan.first_block) * keys.block_tokens
         )
         life_ms = min(_PATIENCE * expected_ms + GRANT_SLACK_MS, MAX_GRANT_LIFE_MS)
-        grant = Grant(
-            source=source.worker,
-            source_incarnation=source.incarnation,
-            destination=destination.worker,
-            destination_incarnation=destination.incarnation,
-            ns=stakes.ns,
-            subjects=stakes.subjects,
-            epochs=stakes.epochs,
-            rev=stakes.rev,
-            layout=destination.layout,
-            first_block=first_block,
-            block_count=count,
-            keys=keys_digest(granted),
-            max_bytes=count * source.block_bytes,
+        terms = _Terms(
+            stakes=stakes,
+            destination=destination,
+            packed_keys=packed,
             deadline_ms=int(self._clock.wall() * 1e3 + life_ms),
-            nonce=self._draw(NONCE_BYTES),
         )
-        told = {
-            "grant": grant.signed(self._transfer_key),
+        order = self._order_from(plan, terms, address_of)
+        if order is None:
+            return None
+        self.accounts.ordered += 1
+        if plan.other is None or destination.sources < 2:
+            return order
+        other = self._order_from(plan.other, terms, address_of)
+        if other is None:
+            return order
+        told = f'{order.header[1][:-1]},"other":{other.header[1]}}}'
+        return replace(order, header=(HEADER, told), other=other) if _fits(told) else order
+
+    def _order_from(
+        self,
+        plan: PullPlan,
+        terms: _Terms,
+        address_of: Callable[[WorkerId], PullAddress | None],
+    ) -> PullOrder | None:
+        """From one source alone."""
+        source, destination, stakes = address_of(plan.source), terms.destination, terms.stakes
+        if source is None:
+            return None
+        first_block = plan.first_block
+        count = min(plan.last_block - first_block, MAX_GRANT_BLOCKS)
+        names = terms.packed_keys[first_block * KV_KEY_BYTES :][: count * KV_KEY_BYTES]
+        try:
+            grant = Grant(
+                source=source.worker,
+                source_incarnation=source.incarnation,
+                destination=destination.worker,
+                destination_incarnation=destination.incarnation,
+                ns=stakes.ns,
+                subjects=stakes.subjects,
+                epochs=stakes.epochs,
+                rev=stakes.rev,
+                layout=destination.layout,
+                first_block=first_block,
+                block_count=count,
+                keys=keys_digest(names),
+                max_bytes=count * source.block_bytes,
+                deadline_ms=terms.deadline_ms,
+                nonce=self._draw(NONCE_BYTES),
+            ).signed(self._transfer_key)
+        except ValueError:
+            return None
+        words = {
+            "grant": grant,
             "host": source.host,
             "port": source.port,
             "local": source.local,
             "source": source.worker,
         }
-        self.accounts.ordered += 1
+        told = json.dumps(words, separators=(",", ":"))
+        if not _fits(told):
+            return None
         return PullOrder(
             source=plan.source,
             destination=plan.destination,
             incarnation=source.incarnation,
             first_block=first_block,
             block_count=count,
-            names=granted[: count * KV_KEY_BYTES],
-            header=(HEADER, json.dumps(told, separators=(",", ":"))),
+            names=names,
+            header=(HEADER, told),
         )
 
     def learn(self, order: PullOrder, keys: KeyChain, told: bytes) -> None:
         """The answer to a request with a pull began, and says how that ended."""
         read = _read(told)
-        if read is None or not 0 <= read.blocks <= order.block_count or not 0.0 <= read.ms < 1e9:
+        asked = order if read is None or read.first is None else order.other
+        if read is None or asked is None or not _is_of(read, asked):
             self._count("untold", "")
             return
+        if read.first is not None:
+            failed = _Told(end=PullEnd.REJECTED, reason=read.first.reason, ms=read.first.ms)
+            self._learn(order, keys, failed, was_asked_on=True)
+        self._learn(asked, keys, read)
+
+    def _learn(
+        self, order: PullOrder, keys: KeyChain, read: _Told, *, was_asked_on: bool = False
+    ) -> None:
+        """From one of the sources that were asked. After the first of two the destination asked on:
+        it was the source's fault.
+        """
         self._count(read.end.value, read.reason.value if read.reason else "")
         tokens = read.blocks * keys.block_tokens
         moved_bytes = tokens * self.links.bytes_per_token
@@ -244,7 +335,8 @@ class PullDesk:
             if read.reason.lesson is Lesson.REMOVE and read.blocks < order.block_count:
                 at = read.blocks * KV_KEY_BYTES
                 self._on_missing(order.source, order.names[at : at + KV_KEY_BYTES])
-            self.sources.failed(order.source, order.destination, read.reason, keys[missing], now)
+            ends = (order.source, order.destination)
+            self.sources.failed(*ends, read.reason, keys[missing], now, is_of_source=was_asked_on)
 
     def forget(self, worker: WorkerId) -> None:
         """It left."""
@@ -273,6 +365,18 @@ def pull_address(target: Target | None) -> PullAddress | None:
     if target is None or target.agent is None or not target.agent.takes_tickets:
         return None
     return target.agent.pull
+
+
+def _fits(told: str) -> bool:
+    """Whether a worker takes it: a longer one would be answered with an error, to the client."""
+    assert told.isascii()
+    return len(told) <= MAX_ORDER_BYTES
+
+
+def _is_of(read: _Told, order: PullOrder) -> bool:
+    """Whether what is told can be of this order."""
+    times = (read.ms, read.first.ms if read.first else 0.0)
+    return 0 <= read.blocks <= order.block_count and all(0.0 <= ms < 1e9 for ms in times)
 
 
 def _read(told: bytes) -> _Told | None:

@@ -133,7 +133,10 @@ class Warmer:
             first_block=first_block,
             last_block=last_block,
         )
-        order = parts.desk.order(plan, stakes, keys, prompt.tokens, (address, here))
+        ends = {source.worker: address, state.worker: here}
+        order = parts.desk.order(plan, stakes, keys, prompt.tokens, ends.get)
+        if order is None:
+            return
         body = {
             "cache_salt": parts.namespaces.salt(grant, keys.block_tokens),
             "model": parts.served_model(),

@@ -88,6 +88,8 @@ class PullAddress:
     layout: bytes
     """Digest of what the bytes of a block mean: blocks go only between workers of one layout."""
     block_bytes: int
+    sources: int = 1
+    """How many sources one order to it may name."""
 
 
 class WorkerAgent(Protocol):

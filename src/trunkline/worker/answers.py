@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 from trunkline.worker.engine import Engine
 from trunkline.worker.jobs import Failure, Job
 from trunkline.worker.lifting import Lifts
-from trunkline.worker.pulls import ANSWER_HEADER, NO_PULLS, Pulls
+from trunkline.worker.orders import ANSWER_HEADER, NO_PULLS
+from trunkline.worker.pulls import Pulls
 from trunkline.worker.requests import Generation
 
 _encode = msgspec.json.encode

@@ -30,8 +30,9 @@ from trunkline.worker.faults import Faults
 from trunkline.worker.jobs import Job, QueueFull
 from trunkline.worker.labels import LabelBook
 from trunkline.worker.metrics import Metrics
-from trunkline.worker.pulls import HEADER as PULL_HEADER
-from trunkline.worker.pulls import PullCall, order_from
+from trunkline.worker.orders import HEADER as PULL_HEADER
+from trunkline.worker.orders import order_from
+from trunkline.worker.pulls import PullCall
 from trunkline.worker.requests import BadRequest, Generation, Reader
 from trunkline.worker.storage import Storage
 from trunkline.worker.ticket import HEADER, bad_header, ticket_from

@@ -1,37 +1,28 @@
 """Pulling what a prompt needs from another worker's store, before the request is scheduled.
 
-    x-trunkline-pull: {"grant", "host", "port", "local", "source"}      from the gateway
-    x-trunkline-pulled: {"end", "reason", "blocks", "tokens", "bytes", "ms"}    in the answer
+    ordered ─► follows who pulls the same ─► its turn on the link ─► source ─► published
+                                                                       └─ it failed: one other, once
 
-The header is read strictly, the grant is believed only beside a ticket that it fits. Whatever
-becomes of a pull, the request is served: what did not come is computed. Bytes and times told are
-those of the profile's KV on a link of the configured speed.
+A grant is believed only beside a ticket that it fits. Whatever becomes of a pull, the request is
+served: what did not come is computed. Bytes and times told are those of the profile's KV on a link
+of the configured speed.
 
-Must never: make a request wait longer than its pull's deadline, or outlive its client. Read
-`kv/client.py` for the pull itself, `engine.py` for what other requests do meanwhile.
+Must never: make a request wait longer than its pull's deadline, or outlive its client; ask more
+than one other source. Read `orders.py` for the headers, `kv/client.py` for the pull itself,
+`engine.py` for what other requests do meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from trunkline.core.records import Instant
-from trunkline.core.transfer import (
-    MAX_GRANT_LIFE_MS,
-    MAX_NAME_BYTES,
-    Grant,
-    PullEnd,
-    Reason,
-    read_grant,
-)
+from trunkline.core.transfer import MAX_GRANT_LIFE_MS, Grant, PullEnd, Reason, read_grant
 from trunkline.kv.client import Puller
 from trunkline.kv.peers import Source
 from trunkline.kv.pulls import Cancel, PullRequest
@@ -41,74 +32,15 @@ from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.hedge import Hedge
 from trunkline.worker.link import Link
-from trunkline.worker.ticket import decoded_header
+from trunkline.worker.orders import Pulled, PullOrder
 from trunkline.worker.tiers import HostTier, place_of
 
-HEADER = b"x-trunkline-pull"
-ANSWER_HEADER = b"x-trunkline-pulled"
-MAX_HEADER_BYTES = 16_384
-"""The longest grant as text, the longest names and an address."""
 MAX_PULLS = 8
 """At a time; a further request is computed at once."""
 SETUP_MS = 1.0
 """Of a pull on the modelled link, beside its bytes: a round trip and a grant looked at."""
 PATIENCE = 3.0
 """A pull is given so many times what it should take."""
-_MAX_LOCAL_CHARACTERS = 107  # of a unix socket's name
-_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,255}")
-_LOCAL = re.compile(rf"[A-Za-z0-9._-]{{0,{_MAX_LOCAL_CHARACTERS}}}")
-
-
-class _Wire(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    grant: str
-    host: str
-    port: int
-    local: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullOrder:
-    """From where, and what allows it."""
-
-    grant: str = field(repr=False)
-    host: str
-    port: int
-    local: str
-    source: str
-    fault: Reason | None = None
-    """Why nothing will be pulled by it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """What became of one pull."""
-
-    end: PullEnd
-    reason: Reason | None
-    """Why not all of it came; None where all did, or all was here already."""
-    first_block: int = 0
-    blocks: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    """As the profile has it."""
-    ms: float = 0.0
-
-    def told(self) -> bytes:
-        """The value of `x-trunkline-pulled`."""
-        words: Mapping[str, Any] = {  # JSON
-            "end": self.end.value,
-            "reason": self.reason.value if self.reason else None,
-            "blocks": self.blocks,
-            "tokens": self.tokens,
-            "bytes": self.bytes,
-            "ms": round(self.ms, 3),
-        }
-        return msgspec.json.encode(words)
-
-
-NO_PULLS = Pulled(end=PullEnd.REJECTED, reason=Reason.GRANT)
-"""A worker without the fleet's transfer key cannot read any grant."""
 
 
 class PullCall:
@@ -123,6 +55,8 @@ class PullCall:
         self.lifted_tokens = 0
         """What came up from disk for it."""
         self.cancelled = Cancel()
+        self.names: list[bytes] = []
+        """Blocks that are being pulled for it."""
         self.followers: list[PullCall] = []
         """Of other requests that need what it pulls, and wait for that."""
         self._woken = asyncio.Event()
@@ -145,34 +79,6 @@ class PullCall:
             pass
         if not self.cancelled.is_cancelled:
             self._woken.clear()
-
-
-def order_from(headers: Sequence[tuple[bytes, bytes]]) -> PullOrder | None:
-    """The order among raw headers; None where there is none. Raises BadRequest where it is not of
-    this shape. An address or a name that nothing can be pulled by is the pull's fault, not the
-    client's.
-    """
-    wire = decoded_header(headers, HEADER, MAX_HEADER_BYTES, _Wire)
-    if wire is None:
-        return None
-    return PullOrder(
-        grant=wire.grant,
-        host=wire.host,
-        port=wire.port,
-        local=wire.local,
-        source=wire.source,
-        fault=_order_fault(wire),
-    )
-
-
-def _order_fault(wire: _Wire) -> Reason | None:
-    """What cannot be used of it; the grant itself is looked at later."""
-    if not (_HOST.fullmatch(wire.host) and _LOCAL.fullmatch(wire.local)):
-        return Reason.CONNECT
-    if not 1 <= wire.port <= 65_535:
-        return Reason.CONNECT
-    is_named = 0 < len(wire.source.encode()) <= MAX_NAME_BYTES and wire.source.isprintable()
-    return None if is_named else Reason.GRANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +134,6 @@ class Pulls:
         """Pull what the prompt lacks of what is granted: `call.pulled` says how that ended. Ends by
         itself, whatever happens.
         """
-        order = call.order
-        assert order is not None
         await self.follow(call, cache, prompt, salt, terms)
         began = self._clock.now()
         if self.open_count >= self._terms.max_pulls:
@@ -237,11 +141,11 @@ class Pulls:
             return
         self.open_count += 1
         try:
-            pulled = await self._fetch(call, order, lambda: cache.sketch(prompt, salt, terms))
+            await self._fetch(call, began, lambda: cache.sketch(prompt, salt, terms))
         finally:
             call.cancel()  # whatever ended this, its thread ends as well
             self.open_count -= 1
-        self._end(call, pulled, began)
+            self._is_here(call)
 
     def is_coming(
         self, cache: BlockCache, prompt: array[int], salt: str | None, terms: Terms
@@ -284,83 +188,111 @@ class Pulls:
         self._threads.shutdown()
 
     async def _fetch(
-        self, call: PullCall, order: PullOrder, sketch: Callable[[], KvSequence]
-    ) -> Pulled:
+        self, call: PullCall, began: Instant, sketch: Callable[[], KvSequence]
+    ) -> None:
+        """From whom it is ordered, or from the other where that one failed."""
+        order = call.order
+        assert order is not None
+        pulled, until = await self._from(call, order, sketch, Instant(math.inf))
+        self._end(call, pulled, began)
+        now, other = self._clock.now(), order.other
+        if until is None or other is None or now >= until or call.cancelled.is_cancelled:
+            return
+        first = call.pulled
+        pulled, _ = await self._from(call, other, sketch, until)
+        self._end(call, replace(pulled, first=first), now)
+
+    async def _from(
+        self, call: PullCall, order: PullOrder, sketch: Callable[[], KvSequence], by: Instant
+    ) -> tuple[Pulled, Instant | None]:
+        """How the pull from one source ended, and until when another one may be asked, if so."""
         if order.fault is not None:
-            return _rejected(order.fault)
+            return _rejected(order.fault), by if order.fault.is_of_source else None
         grant, sequence = read_grant(order.grant, self._transfer_key), sketch()
         if grant is None:
-            return _rejected(Reason.GRANT)
+            return _rejected(Reason.GRANT), None
         reason = _misfit(grant, sequence)
         if reason is not None:
-            return _rejected(reason)
+            return _rejected(reason), None
         first, last = grant.first_block, grant.first_block + grant.block_count
         here = self._count_here(sequence, last)
         if here >= min(last, (len(sequence.tokens) - 1) // self._terms.block_tokens):
-            return Pulled(end=PullEnd.PUBLISHED, reason=None, first_block=first)
+            return Pulled(end=PullEnd.PUBLISHED, reason=None, first_block=first), None
         if here < first:
-            return _rejected(Reason.CHAIN)
+            return _rejected(Reason.CHAIN), None
         names = sequence.hashes[here:last]
         self._coming.update(dict.fromkeys(names, call))
-        try:
-            return await self._in_turn(call, grant, sketch)
-        finally:
-            for name in names:
-                if self._coming.get(name) is call:
-                    del self._coming[name]
-            for follower in call.followers:
-                follower.wake()
+        call.names += names
+        return await self._in_turn(call, order, grant, sketch, by)
+
+    def _is_here(self, call: PullCall) -> None:
+        """Nobody waits for it any more: it came, or will not come."""
+        for name in call.names:
+            if self._coming.get(name) is call:
+                del self._coming[name]
+        for follower in call.followers:
+            follower.wake()
 
     async def _in_turn(
-        self, call: PullCall, grant: Grant, sketch: Callable[[], KvSequence]
-    ) -> Pulled:
+        self,
+        call: PullCall,
+        order: PullOrder,
+        grant: Grant,
+        sketch: Callable[[], KvSequence],
+        by: Instant,
+    ) -> tuple[Pulled, Instant | None]:
         """When the link is free. Nothing of it is taken for what is known to come to nothing."""
         now, setup_ms = self._clock.now(), self._terms.setup_ms
-        granted_ms = grant.deadline_ms - self._clock.wall() * 1e3
+        granted_ms = min(grant.deadline_ms - self._clock.wall() * 1e3, by - now)
         if granted_ms <= 0.0:
-            return _rejected(Reason.GRANT)
+            return _rejected(Reason.GRANT), None
         if call.cancelled.is_cancelled:
-            return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
+            return _LEFT, None
         reason = self._host.fault(grant)
         if reason is not None:
-            return _rejected(reason)
+            return _rejected(reason), None
         booked = self._link.book(
             grant.block_count * self._terms.block_tokens,
             now,
             begins_by=Instant(now + granted_ms - setup_ms),
         )
         if booked is None:
-            return _rejected(Reason.BUSY)
-        begins, through = booked
-        longest_ms = max(self._terms.patience_ms, PATIENCE * (setup_ms + through - now))
-        hedge = Hedge(
+            return _rejected(Reason.BUSY), None
+        hedge = self._hedge(grant, now, Instant(booked[1] + setup_ms), granted_ms, call.turn_ms())
+        try:
+            if hedge.is_hopeless(now):
+                return Pulled(end=PullEnd.CANCELLED, reason=Reason.GIVEN_UP), None
+            await call.pause(setup_ms + booked[0] - now)
+            if call.cancelled.is_cancelled:
+                return _LEFT, None
+            pulled = await self._pull(call, order, grant, sketch(), hedge)
+        finally:  # cancelled, or less came than was booked for
+            self._link.give_back(booked, self._clock.now())
+        is_sources_fault = pulled.reason is not None and pulled.reason.is_of_source
+        return pulled, hedge.deadline if is_sources_fault and not pulled.blocks else None
+
+    def _hedge(
+        self, grant: Grant, now: Instant, due_at: Instant, granted_ms: float, turn_ms: float
+    ) -> Hedge:
+        """How long a pull that is to be here at `due_at` is waited for."""
+        longest_ms = max(self._terms.patience_ms, PATIENCE * (due_at - now))
+        return Hedge(
             first_block=grant.first_block,
             last_block=grant.first_block + grant.block_count,
-            due_at=Instant(through + setup_ms),
-            turn_at=Instant(now + call.turn_ms()),
+            due_at=due_at,
+            turn_at=Instant(now + turn_ms),
             patient_until=Instant(now + self._terms.patience_ms),
             deadline=Instant(now + min(longest_ms, granted_ms)),
             saved_ms=self._terms.saved_ms,
         )
-        try:
-            if hedge.is_hopeless(now):
-                return Pulled(end=PullEnd.CANCELLED, reason=Reason.GIVEN_UP)
-            await call.pause(setup_ms + begins - now)
-            if call.cancelled.is_cancelled:
-                return Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
-            return await self._pull(call, grant, sketch(), hedge)
-        finally:  # cancelled, or less came than was booked for
-            self._link.give_back(booked, self._clock.now())
 
     async def _pull(
-        self, call: PullCall, grant: Grant, sequence: KvSequence, hedge: Hedge
+        self, call: PullCall, order: PullOrder, grant: Grant, sequence: KvSequence, hedge: Hedge
     ) -> Pulled:
         first, last = grant.first_block, grant.first_block + grant.block_count
         reason = self._tier.keep_before(sequence, first)
         if reason is not None:
             return _rejected(reason)
-        order = call.order
-        assert order is not None
         assert sequence.ticket is not None, "a misfit"
         request = PullRequest(
             grant=order.grant,
@@ -406,6 +338,9 @@ class Pulls:
         how = (pulled.end, pulled.reason)
         self.ended[how] = self.ended.get(how, 0) + 1
         self.bytes_in += pulled.bytes
+
+
+_LEFT = Pulled(end=PullEnd.CANCELLED, reason=Reason.CLIENT)
 
 
 def _rejected(reason: Reason) -> Pulled:

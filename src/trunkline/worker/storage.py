@@ -33,6 +33,7 @@ from trunkline.worker.lending import LentStore
 from trunkline.worker.lifting import Lifts
 from trunkline.worker.link import Link
 from trunkline.worker.options import WorkerOptions
+from trunkline.worker.orders import MAX_SOURCES
 from trunkline.worker.pulls import MAX_PULLS, SETUP_MS, Pulls, PullTerms
 from trunkline.worker.tiers import HostTier
 
@@ -115,6 +116,7 @@ class Storage:
             "local": exchange.server.local_address,
             "layout": layout.digest.hex(),
             "block_bytes": layout.block_bytes,
+            "sources": MAX_SOURCES,
         }
 
     def close(self) -> None:
