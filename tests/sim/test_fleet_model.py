@@ -215,7 +215,7 @@ def test_moving_kv_passes_its_bars(words: tuple[str, ...]) -> None:
     assert len(figures["bars"]) > 3, "beside what must always hold"
     assert (figures["transfer_bytes"] > 0) == ("--link-gbit" in words)
     if "--link-gbit" in words:
-        assert figures["pulls"]["failed"] <= 0.03 * figures["pulls"]["count"]
+        assert figures["pulls"]["failed"] <= 0.04 * figures["pulls"]["count"]
         assert figures["transfer_bytes"] == figures["pulls"]["tokens"] * (128 << 10)
 
 

@@ -299,6 +299,7 @@ def test_a_worker_says_where_its_blocks_can_be_pulled_from(machine: Machine) -> 
     assert (pull.worker, pull.incarnation) == ("w:1", "ab")
     assert (pull.host, pull.port, pull.local) == ("127.0.0.1", 4_000, "trunkline-kv-1")
     assert (pull.layout, pull.block_bytes) == (b"\x0f" * 16, 1_024)
+    assert not pull.lends_owed, "unless it says so"
     machine.change = with_pull(local="l" * 107, worker="w" * 256, port=65_535)
     machine.lives(1.5)
     assert machine.holder.pull is not None

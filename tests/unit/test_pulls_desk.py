@@ -14,13 +14,14 @@ from hand_clock import HandClock
 from trunkline.assembly import Given, assemble
 from trunkline.config import Config
 from trunkline.core.decision import Candidates, Decision, Gain, Reason
-from trunkline.core.directory import Directory, Match
+from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksStored
 from trunkline.core.fleet import WorkerState
 from trunkline.core.links import LinkProfile, Links
 from trunkline.core.records import Slot, Tier, WorkerId
 from trunkline.core.transfer import (
     MAX_GRANT_BLOCKS,
+    MAX_GRANT_LIFE_MS,
     MAX_NAME_BYTES,
     MAX_ORDER_BYTES,
     kv_chain,
@@ -64,52 +65,45 @@ class Bench:
         self.keys = keys.private
         self.addresses = {name: address(name) for name in (W0, W1, W2)}
 
-    def sources(
-        self, resident: list[int], expected: list[int], owing: frozenset[WorkerId] = frozenset()
-    ) -> list[int]:
+    def sources(self, expected: list[int]) -> list[int]:
         """In blocks."""
         states = [
             WorkerState(worker=name, slot=Slot(i), block_tokens=BLOCK)
             for i, name in enumerate(self.addresses)
         ]
-        match = Match(
-            block_tokens=BLOCK, block_count=8, device=resident, resident=resident, expected=expected
-        )
         pulling = [(state, self.addresses[state.worker]) for state in states]
-        found = self.desk.source_tokens(
-            match, self.keys, pulling, lambda worker: worker in owing, limit=8
-        )
+        found = self.desk.source_tokens(expected, self.keys, pulling, limit=8)
         return [tokens // BLOCK if tokens != NO_PART else NO_PART for tokens in found]
 
-    def ordered(self, first: int = 2, last: int = 8, other: int = 0) -> PullOrder | None:
+    def ordered(
+        self, first: int = 2, last: int = 8, other: int = 0, ready_ms: float = 0.0
+    ) -> PullOrder | None:
         """From `w0`, and where it fails from `w2` up to block `other`."""
         stakes = self.namespaces.stakes(OPEN_GRANT, BLOCK)
         assert stakes is not None
-        plan = PullPlan(source=W0, destination=W1, first_block=first, last_block=last)
+        plan = PullPlan(
+            source=W0, destination=W1, first_block=first, last_block=last, ready_ms=ready_ms
+        )
         if other:
             plan = replace(plan, other=replace(plan, source=W2, last_block=other))
         return self.desk.order(plan, stakes, self.keys, self.tokens, self.addresses.get)
 
-    def order(self, first: int = 2, last: int = 8, other: int = 0) -> PullOrder:
-        order = self.ordered(first, last, other)
+    def order(
+        self, first: int = 2, last: int = 8, other: int = 0, ready_ms: float = 0.0
+    ) -> PullOrder:
+        order = self.ordered(first, last, other, ready_ms)
         assert order is not None
         return order
 
     def learn(self, order: PullOrder, **told: object) -> None:
-        self.sources([8, 0, 0], [8, 0, 0])  # notes the lives
+        self.sources([8, 0, 0])  # notes the lives
         self.desk.learn(order, self.keys, msgspec.json.encode(told))
-
-
-def test_what_a_source_still_owes_does_not_count_and_what_lies_on_disk_never_does() -> None:
-    bench = Bench()
-    assert bench.sources([3, 0, 8], [5, 4, 6]) == [5, 4, 6]
-    assert bench.sources([3, 0, 8], [5, 4, 6], frozenset({W0, W1, W2})) == [3, 0, 6]
 
 
 def test_blocks_go_only_between_workers_of_the_layout_that_most_have() -> None:
     bench = Bench()
     bench.addresses[W0] = address("w0", layout=b"o" * 16)
-    assert bench.sources([8, 8, 0], [8, 8, 0]) == [NO_PART, 8, 0]
+    assert bench.sources([8, 8, 0]) == [NO_PART, 8, 0]
 
 
 def test_a_grant_says_exactly_what_is_to_be_pulled() -> None:
@@ -210,11 +204,11 @@ def test_names_that_no_grant_can_say_make_no_order() -> None:
 def test_both_ends_of_a_pull_that_was_tried_twice_are_learnt() -> None:
     bench = both()
     first = {"reason": "miss", "ms": 4.0}
-    bench.sources([8, 8, 8], [8, 8, 8])
+    bench.sources([8, 8, 8])
     bench.learn(bench.order(other=8), end="published", blocks=6, ms=400.0, first=first)
     assert bench.desk.accounts.ended == {("rejected", "miss"): 1, ("published", ""): 1}
     assert bench.desk.accounts.ms == 404.0
-    assert bench.sources([8, 8, 8], [8, 8, 8]) == [2, 8, 8]
+    assert bench.sources([8, 8, 8]) == [2, 8, 8]
     assert [worker for worker, _ in bench.missing] == [W0]
     assert bench.links.transfer_ms(W2, W1, 96) > bench.links.transfer_ms(W0, W1, 96)
 
@@ -224,7 +218,7 @@ def test_a_source_after_which_another_was_asked_was_busy_itself() -> None:
     first = {"reason": "busy", "ms": 1.0}
     told = {"end": "rejected", "reason": "lost", "blocks": 0, "ms": 2.0, "first": first}
     bench.learn(bench.order(other=8), **told)
-    assert bench.sources([8, 8, 8], [8, 8, 8]) == [NO_PART, 8, NO_PART]
+    assert bench.sources([8, 8, 8]) == [NO_PART, 8, NO_PART]
 
 
 def test_an_answer_about_another_source_that_was_not_named_teaches_nothing() -> None:
@@ -292,10 +286,29 @@ def test_a_pull_that_went_well_teaches_the_pair_its_price() -> None:
     assert bench.desk.accounts.ended == {("published", ""): 20}
 
 
+def test_a_pull_that_waits_for_its_source_has_the_time_for_it_and_teaches_the_pair_nothing() -> (
+    None
+):
+    bench = Bench()
+
+    def life_ms(order: PullOrder) -> float:
+        grant = read_grant(json.loads(order.header[1])["grant"], KEY)
+        assert grant is not None
+        return grant.deadline_ms - bench.clock.wall() * 1e3
+
+    waiting = bench.order(ready_ms=4_000.0)
+    assert life_ms(waiting) - life_ms(bench.order()) == pytest.approx(3 * 4_000.0, abs=2.0)
+    assert life_ms(bench.order(ready_ms=1e6)) <= MAX_GRANT_LIFE_MS
+    before_ms = bench.links.transfer_ms(W0, W1, 96)
+    bench.learn(waiting, end="published", blocks=6, ms=4_010.0)
+    assert bench.links.transfer_ms(W0, W1, 96) == before_ms
+    assert bench.desk.accounts.tokens == 96
+
+
 def test_a_block_that_was_not_there_shortens_what_is_asked_of_that_worker() -> None:
     bench = Bench()
     bench.learn(bench.order(), end="published", reason="miss", blocks=2, ms=3.0)
-    assert bench.sources([8, 8, 8], [8, 8, 8]) == [4, 8, 8]
+    assert bench.sources([8, 8, 8]) == [4, 8, 8]
     salt = bench.namespaces.salt(OPEN_GRANT, BLOCK)
     names = kv_chain(salt, bench.tokens, BLOCK)
     assert bench.missing == [(W0, names[4 * 32 : 5 * 32])], "and the directory is told"
@@ -304,20 +317,20 @@ def test_a_block_that_was_not_there_shortens_what_is_asked_of_that_worker() -> N
 def test_what_the_destination_could_not_do_rests_the_destination() -> None:
     bench = Bench()
     bench.learn(bench.order(), end="rejected", reason="busy", blocks=0, ms=0.0)
-    assert bench.sources([8, 8, 8], [8, 8, 8]) == [8, NO_PART, 8]
+    assert bench.sources([8, 8, 8]) == [8, NO_PART, 8]
     bench.clock.ms += 1_000.0
-    assert bench.sources([8, 8, 8], [8, 8, 8]) == [8, 8, 8]
+    assert bench.sources([8, 8, 8]) == [8, 8, 8]
 
 
 def test_the_next_life_of_a_source_bears_no_grudge_and_teaches_nothing_of_the_last() -> None:
     bench = Bench()
     order = bench.order()
     bench.learn(order, end="rejected", reason="digest", blocks=0, ms=0.0)
-    assert bench.sources([8, 0, 0], [8, 0, 0])[0] == 2
+    assert bench.sources([8, 0, 0])[0] == 2
     bench.addresses[W0] = address("w0", incarnation="i2")
-    assert bench.sources([8, 0, 0], [8, 0, 0])[0] == 8
+    assert bench.sources([8, 0, 0])[0] == 8
     bench.learn(order, end="rejected", reason="digest", blocks=0, ms=0.0)
-    assert bench.sources([8, 0, 0], [8, 0, 0])[0] == 8, "that was of the life before"
+    assert bench.sources([8, 0, 0])[0] == 8, "that was of the life before"
 
 
 @pytest.mark.parametrize(

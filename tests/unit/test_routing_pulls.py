@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.core.cost import CostModel
+from trunkline.core.cost import CostModel, pull_delay_ms
+from trunkline.core.debts import Owed
 from trunkline.core.decision import Decision, Plan, Reason
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.links import LinkProfile, Links
@@ -63,12 +65,19 @@ class Fleet16:
         assert state is not None
         return state
 
-    def route(self, tokens: int, matched: list[int], sources: list[int] | None = None) -> Decision:
+    def route(
+        self,
+        tokens: int,
+        matched: list[int],
+        sources: list[int] | None = None,
+        owed: Owed | None = None,
+    ) -> Decision:
         request = RouteRequest(
             request_id="r",
             prompt_tokens=tokens,
             matched_tokens=matched,
             source_tokens=matched if sources is None else sources,
+            owed=owed,
         )
         decision = self.router.route(request, now=NOW, boot=BOOT)
         assert decision is not None
@@ -248,3 +257,63 @@ def test_terms_add_up_and_a_pull_is_never_dearer_than_what_it_replaces(
     assert decision.expected_tokens <= tokens
     if len({matched[0], *matched}) == 1:  # nothing in common but what all have
         assert min(candidates.cost_ms) <= min(without.candidates.cost_ms) + 1e-6
+
+
+class _Owed:
+    """What is not there yet, by worker: leading tokens that are, and when all will be."""
+
+    def __init__(self, there: dict[int, int], ready_ms: dict[int, float]) -> None:
+        self._there = {WorkerId(f"w{worker}"): tokens for worker, tokens in there.items()}
+        self._ready_ms = {WorkerId(f"w{worker}"): ms for worker, ms in ready_ms.items()}
+
+    def there_tokens(self, state: WorkerState, tokens: int) -> int:
+        return min(tokens, self._there.get(state.worker, tokens))
+
+    def ready_ms(self, state: WorkerState, tokens: int, now: Instant) -> float:
+        return 0.0 if self.there_tokens(state, tokens) == tokens else self._ready_ms[state.worker]
+
+
+def test_a_pull_costs_the_wait_for_its_source_and_the_queue_hides_both() -> None:
+    assert pull_delay_ms(ready_ms=0.0, moving_ms=30.0, queue_ms=0.0) == 30.0
+    assert pull_delay_ms(ready_ms=500.0, moving_ms=30.0, queue_ms=0.0) == 530.0
+    assert pull_delay_ms(ready_ms=500.0, moving_ms=30.0, queue_ms=400.0) == 130.0
+    assert pull_delay_ms(ready_ms=500.0, moving_ms=30.0, queue_ms=600.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ready_ms", "source", "transfer_ms"),
+    [(100.0, "w0", 100.0 + 78.125), (900.0, None, 0.0), (math.inf, None, 0.0)],
+)
+def test_a_source_that_is_still_computing_is_worth_the_wait_or_it_is_not(
+    ready_ms: float, source: str | None, transfer_ms: float
+) -> None:
+    table = Fleet16(2, token_ms=0.1, gib_per_s=12.8)  # 8,192 tokens: 819.2 ms, or 78.125
+    table.load(0, 60_000.0)
+    decision = table.route(8_208, [8_192, 0], owed=_Owed({0: 0}, {0: ready_ms}))
+    assert decision.source == source
+    assert decision.candidates.transfer_ms[1] == pytest.approx(transfer_ms)
+    assert decision.source_ready_ms == (ready_ms if source else 0.0)
+
+
+def test_of_sources_that_owe_alike_the_one_that_will_have_it_first_is_asked() -> None:
+    table = Fleet16(4, token_ms=0.1)
+    for worker in (0, 1, 2):
+        table.load(worker, 60_000.0)
+    owed = _Owed({0: 0, 1: 0, 2: 0}, {0: 90.0, 1: 80.0, 2: math.inf})
+    for _ in range(8):
+        assert table.route(8_208, [8_192, 8_192, 8_192, 0], owed=owed).source == "w1"
+    owed = _Owed({0: 0, 1: 0}, {0: 90.0, 1: 80.0})
+    assert table.route(8_208, [8_192, 8_192, 8_192, 0], owed=owed).source == "w2", "it has it"
+
+
+def test_less_that_is_there_beats_more_that_is_waited_for_too_long() -> None:
+    table = Fleet16(4, token_ms=0.1)
+    for worker in (0, 1, 2):
+        table.load(worker, 60_000.0)
+    matched = [8_192, 4_096, 2_048, 0]
+    late = table.route(8_208, matched, owed=_Owed({0: 2_048}, {0: 2_000.0}))
+    assert (late.source, late.pulled_tokens) == ("w1", 4_096)
+    soon = table.route(8_208, matched, owed=_Owed({0: 2_048}, {0: 100.0}))
+    assert (soon.source, soon.pulled_tokens) == ("w0", 8_192)
+    own = table.route(8_208, [8_192, 0, 0, 0], owed=_Owed({0: 4_096}, {0: 2_000.0}))
+    assert (own.source, own.pulled_tokens) == ("w0", 4_096), "the part of it that is there"

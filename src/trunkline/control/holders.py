@@ -59,6 +59,7 @@ class _PullAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ]
     block_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     sources: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
+    lends_owed: bool = False
 
 
 class _LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +155,7 @@ class WorkerHolder:
             layout=bytes.fromhex(told.layout),
             block_bytes=told.block_bytes,
             sources=told.sources,
+            lends_owed=told.lends_owed,
         )
 
     @property

@@ -6,14 +6,16 @@
 `miss` is the predicted prefill time of what the worker does not hold; `queue` that of all work in
 front; the churn factor makes cold prefill dearer where much was inserted lately, which stops cold
 prefixes from clustering on whoever wins ties (reference: routing section 2). Where another worker
-holds more, pulling that is a second price for each worker, and the lower one counts; a pull runs
-while the request queues, so transfer is what of it the queue does not hide.
+holds more, or will when it has computed what it was sent, pulling that is a second price for each
+worker, and the lower one counts; a pull waits for its source and runs while the request queues, so
+transfer is what of both the queue does not hide.
 
 Cost: about 1 us a worker. Must never: know how a match was found. Read `routing.py` next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.core.fleet import WorkerState
@@ -54,15 +56,19 @@ class CostColumns:
     churn_price: float
     """What churn makes of a ms of inserting prefill, a token of churn."""
     pulled_tokens: list[int]
-    """Leading tokens beyond its own that it would take from the source; 0 where it would not."""
+    """Leading tokens beyond its own that it would take from a source; 0 where it would not."""
+    sources: list[Source | None]
+    """From whom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Who has most of a prompt, and could be asked for it: its leading `tokens`."""
+    """Who could be asked for the leading `tokens` of a prompt."""
 
     worker: WorkerId
     tokens: int
+    ready_ms: float = 0.0
+    """How long until it has computed all of them; 0 where they are there."""
     by_slot: list[int]
     """What each worker could be asked for; below 0 for those that cannot pull either."""
     most_tokens: int
@@ -119,7 +125,7 @@ class CostModel:
         *,
         now: Instant,
         churn_floor: float,
-        source: Source | None = None,
+        sources: Sequence[Source] = (),
     ) -> CostColumns:
         """The terms for sending a prompt of `tokens` to each of `states`, which holds
         `matched_tokens` of it.
@@ -127,13 +133,15 @@ class CostModel:
         `churn_floor` is what a calm worker may have taken in without being the dearer for it, in
         the scale of the churn clock. What half of the workers hold is common property: a worker
         that lacks it will need it anyway, so computing it there is not charged (its
-        imbalance is negative). Hot prefixes thus end up everywhere, by load alone. Where `source`
-        has more than a worker, pulling that is considered.
+        imbalance is negative). Hot prefixes thus end up everywhere, by load alone. Where a source
+        has more than a worker, or will have, pulling that is considered.
         """
         case = self._case(states, matched_tokens, tokens, churn_floor)
         columns = self._local(states, case, now)
-        if source is not None and self.links is not None:
-            self._consider_pulls(columns, states, case, source, self.links)
+        if self.links is not None:
+            local_miss_ms = columns.miss_ms[:] if len(sources) > 1 else columns.miss_ms
+            for source in sources:
+                self._consider_pulls(columns, states, case, source, self.links, local_miss_ms)
         return columns
 
     def _case(
@@ -186,6 +194,7 @@ class CostModel:
             cost_ms=cost_column,
             churn_price=churn_price,
             pulled_tokens=[0] * len(states),
+            sources=[None] * len(states),
         )
 
     def _consider_pulls(
@@ -195,9 +204,10 @@ class CostModel:
         case: _Case,
         source: Source,
         links: Links,
+        local_miss_ms: list[float],
     ) -> None:
-        """Where taking the rest of what the source has is cheaper than computing it, that is the
-        worker's price.
+        """Where taking the rest of what the source has is cheaper than computing it, and than
+        another source, that is the worker's price.
         """
         common = case.common
         left_ms = self.prefill_ms(case.tokens - source.tokens, source.tokens)
@@ -209,27 +219,35 @@ class CostModel:
             if source.by_slot[state.slot] < 0 or state.worker == source.worker:
                 continue
             scale, queue_ms = state.queue.scale, columns.queue_ms[i]
-            # A pull runs while the request waits for its turn.
-            transfer_ms = links.transfer_ms(source.worker, state.worker, wanted) - queue_ms
-            transfer_ms = max(0.0, transfer_ms)
+            moving_ms = links.transfer_ms(source.worker, state.worker, wanted)
+            transfer_ms = pull_delay_ms(source.ready_ms, moving_ms, queue_ms)
             miss_ms = left_ms * scale
             # What most workers hold is not charged, however it comes here.
             common_ms, free_ms = 0.0, 0.0
             if common > matched:
                 priced_ms = self.prefill_ms(case.tokens - common, common) * scale
-                common_ms = columns.miss_ms[i] - priced_ms
+                common_ms = local_miss_ms[i] - priced_ms
                 free_ms = transfer_ms * min(common - matched, wanted) / wanted
-            copied_ms = max(0.0, columns.miss_ms[i] - miss_ms - common_ms)
+            copied_ms = max(0.0, local_miss_ms[i] - miss_ms - common_ms)
             inserting_ms = miss_ms - self._fixed_ms * scale + COPY_SHARE * copied_ms
             imbalance_ms = case.churn_price * state.queue.churn * inserting_ms
             cost_ms = queue_ms + transfer_ms + miss_ms + imbalance_ms
             cost_ms += columns.decode_pressure_ms[i]
-            if cost_ms < columns.cost_ms[i] + common_ms:
+            is_first = columns.sources[i] is None
+            if cost_ms < columns.cost_ms[i] + (common_ms if is_first else free_ms):
                 columns.transfer_ms[i] = transfer_ms
                 columns.miss_ms[i] = miss_ms
                 columns.imbalance_ms[i] = imbalance_ms - free_ms
                 columns.cost_ms[i] = cost_ms - free_ms
                 columns.pulled_tokens[i] = wanted
+                columns.sources[i] = source
+
+
+def pull_delay_ms(ready_ms: float, moving_ms: float, queue_ms: float) -> float:
+    """What a pull costs its request beyond the queue: KV moves once the source has computed it, and
+    both goes on while the request waits for its turn.
+    """
+    return max(0.0, ready_ms + moving_ms - queue_ms)
 
 
 def common_tokens(matched_tokens: list[int]) -> int:

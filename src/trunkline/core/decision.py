@@ -113,6 +113,8 @@ class Decision:
     candidates: Candidates
     source: WorkerId | None = None
     """From whom the chosen worker pulls; None where it pulls nothing."""
+    source_ready_ms: float = 0.0
+    """How long that one is expected to need until it has computed all of it."""
 
     @property
     def worker(self) -> WorkerId:

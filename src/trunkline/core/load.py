@@ -84,6 +84,21 @@ class PrefillQueue:
         served_ms = now - self._head_since
         return self._total_ms - (served_ms if served_ms < head_ms else head_ms) + self.foreign_ms
 
+    def prefilled_in_ms(self, ticket: int, now: Instant) -> float:
+        """Predicted time until this request of the book gives its first token; all that is in
+        front of it is served before. 0.0 for one that is not in the queue.
+        """
+        pending = self._pending
+        if ticket not in pending:
+            return 0.0
+        head_ms = next(iter(pending.values()))
+        total_ms = self.foreign_ms - min(now - self._head_since, head_ms)
+        for other, prefill_ms in pending.items():
+            total_ms += prefill_ms
+            if other == ticket:
+                break
+        return total_ms
+
     def correct(self, waiting_count: int) -> None:
         """The worker says how many requests wait: those beyond our own are somebody else's."""
         self.foreign_ms = max(0, waiting_count - len(self._pending)) * self.typical_ms

@@ -7,10 +7,12 @@ this code. Read `decision.py` for the record and `policies.py` for the ways to c
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
 from trunkline.core.cost import CostColumns, CostModel, Source, common_tokens
+from trunkline.core.debts import Owed
 from trunkline.core.decision import Candidates, Decision, Exclusion, Gain
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.policies import POLICIES, CacheAware, Choice, Question
@@ -34,6 +36,8 @@ class RouteRequest:
     """By `Slot`: leading tokens that could be pulled from there, below 0 for a worker that cannot
     pull either. None where nothing is pulled.
     """
+    owed: Owed | None = None
+    """What of these a source still owes, and for how long. None where they are all there."""
     most_pulled_tokens: int = 1 << 62
     """Of one pull: what needs more is computed."""
 
@@ -84,14 +88,14 @@ class Router:
             states, matched, excluded = _without_full(states, matched, excluded)
         if not states:
             return None
-        source = self._source(request, holders, now) if self._may_pull else None
+        sources = self._sources(request, holders, now) if self._may_pull else []
         columns = self._cost.columns(
             states,
             matched,
             request.prompt_tokens,
             now=now,
             churn_floor=self._fleet.churn.floor(now),
-            source=source,
+            sources=sources,
         )
         question = Question(
             states=states,
@@ -102,25 +106,51 @@ class Router:
             is_prompt_known=by_slot is not None,
         )
         choice = self._policy.choose(question)
-        return self._record(request, question, choice, source, excluded)
+        return self._record(request, question, choice, excluded)
 
-    def _source(
+    def _sources(
         self, request: RouteRequest, states: list[WorkerState], now: Instant
-    ) -> Source | None:
-        """Who holds most. Among those that hold as much the draw is weighed by 1 / (1 + queue)."""
-        by_slot = request.source_tokens
+    ) -> list[Source]:
+        """Who holds most. Where all of those still owe a part of it, that is who will have it
+        first, and beside it who has most of it now. Draws are weighed by 1 / (1 + queue).
+        """
+        by_slot, owed = request.source_tokens, request.owed
         if by_slot is None:
-            return None
+            return []
         most = max([by_slot[state.slot] for state in states])
         near = [state for state in states if by_slot[state.slot] == most]
         if most <= 0 or len(near) >= self._max_copies:
-            return None
-        weights = [1.0 / (1.0 + state.queue.queue_ms(now)) for state in near]
-        source = near[0] if len(near) == 1 else self._rng.choices(near, weights)[0]
+            return []
+        if owed is None:
+            return [self._drawn(request, near, most, 0.0, now)]
+        ready_ms = [owed.ready_ms(state, most, now) for state in near]
+        soonest_ms = min(ready_ms)
+        soonest = [s for s, ms in zip(near, ready_ms, strict=True) if ms == soonest_ms]
+        sources: list[Source] = []
+        if soonest_ms < math.inf:
+            sources.append(self._drawn(request, soonest, most, soonest_ms, now))
+        if soonest_ms > 0.0:
+            there, tokens = _have_most(states, by_slot, owed)
+            if there:
+                sources.append(self._drawn(request, there, tokens, 0.0, now))
+        return sources
+
+    def _drawn(
+        self,
+        request: RouteRequest,
+        states: list[WorkerState],
+        tokens: int,
+        ready_ms: float,
+        now: Instant,
+    ) -> Source:
+        weights = [1.0 / (1.0 + state.queue.queue_ms(now)) for state in states]
+        source = states[0] if len(states) == 1 else self._rng.choices(states, weights)[0]
+        assert request.source_tokens is not None
         return Source(
             worker=source.worker,
-            tokens=most,
-            by_slot=by_slot,
+            tokens=tokens,
+            ready_ms=ready_ms,
+            by_slot=request.source_tokens,
             most_tokens=request.most_pulled_tokens,
         )
 
@@ -129,17 +159,18 @@ class Router:
         request: RouteRequest,
         question: Question,
         choice: Choice,
-        source: Source | None,
         excluded: dict[WorkerId, Exclusion],
     ) -> Decision:
         columns = question.columns
+        source = columns.sources[choice.index]
         return Decision(
             request_id=request.request_id,
             policy=self._policy_name,
             prompt_tokens=request.prompt_tokens,
             choice=choice.index,
             reason=choice.reason,
-            source=source.worker if source and columns.pulled_tokens[choice.index] else None,
+            source=source.worker if source else None,
+            source_ready_ms=source.ready_ms if source else 0.0,
             gain=_gain(question.states, columns, choice.index, self._cost, request.prompt_tokens),
             candidates=Candidates(
                 workers=[state.worker for state in question.states],
@@ -154,6 +185,22 @@ class Router:
                 excluded=excluded,
             ),
         )
+
+
+def _have_most(
+    states: list[WorkerState], by_slot: list[int], owed: Owed
+) -> tuple[list[WorkerState], int]:
+    """Who has most now of what is expected there, and how much."""
+    most, having = 0, list[WorkerState]()
+    for state in sorted(states, key=lambda state: -by_slot[state.slot]):
+        if by_slot[state.slot] < max(most, 1):
+            break
+        tokens = owed.there_tokens(state, by_slot[state.slot])
+        if tokens > most:
+            most, having = tokens, []
+        if tokens == most > 0:
+            having.append(state)
+    return having, most
 
 
 def _without_full(

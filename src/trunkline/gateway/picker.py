@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from trunkline.core.cost import calibrate
+from trunkline.core.debts import Lending, owed_from
 from trunkline.core.decision import Decision, Plan
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
@@ -205,8 +206,8 @@ class FleetPicker:
         now = self._clock.now()
         self._tickets.settle(now)
         of_size = self._keys(request.grant, tokens)
-        matched, sources = (
-            self._matched(len(tokens), of_size) if tokens and of_size else (None, None)
+        matched, sources, lending = (
+            self._matched(len(tokens), of_size) if tokens and of_size else (None, None, None)
         )
         decision = self._router.route(
             RouteRequest(
@@ -214,6 +215,7 @@ class FleetPicker:
                 prompt_tokens=0 if tokens is None else len(tokens) + request.further_tokens,
                 matched_tokens=matched,
                 source_tokens=sources,
+                owed=lending,
                 most_pulled_tokens=MAX_GRANT_BLOCKS * min(of_size, default=1),
                 home_key=_home_key(of_size) or _session_key(request),
             ),
@@ -236,26 +238,40 @@ class FleetPicker:
 
     def _matched(
         self, token_count: int, of_size: dict[int, PromptKeys]
-    ) -> tuple[list[int], list[int] | None]:
-        """Leading tokens at each slot, and those that can be pulled from there. The last token is
-        always computed, so the whole never matches.
+    ) -> tuple[list[int], list[int] | None, Lending | None]:
+        """Leading tokens at each slot, those that can be pulled from there, and what says which of
+        them are still to be computed. The last token always is, so the whole never matches.
         """
         started = self._clock.now()
         merged: list[int] = []
         sources: list[int] | None = None
+        lending: Lending | None = None
         for block_tokens, keys in of_size.items():
             limit = _reusable_blocks(token_count, block_tokens)
             match = self._directory.match(keys.private)
             counts = [(b if b < limit else limit) * block_tokens for b in match.expected]
             if self.desk is not None and len(of_size) == 1 and keys.zoned is None:
                 sources = self.desk.source_tokens(
-                    match, keys.private, self._pulling(), self._tickets.owes, limit
+                    match.expected, keys.private, self._pulling(), limit
                 )
+                lending = self._lending(keys.private)
             if keys.zoned is not None:
                 self._prefer_public(keys, keys.zoned, counts, limit)
             merged = [max(a, b) for a, b in zip(merged, counts, strict=True)] if merged else counts
         self.accounts.lookup.observe((self._clock.now() - started) / 1_000.0)
-        return merged, sources
+        return merged, sources, lending
+
+    def _lending(self, keys: KeyChain) -> Lending:
+        def lends_owed(worker: WorkerId) -> bool:
+            address = pull_address(self._targets.get(worker))
+            return address is not None and address.lends_owed
+
+        return Lending(
+            keys=keys,
+            block_tokens=keys.block_tokens,
+            debts_of=self._tickets.owing,
+            lends_owed=lends_owed,
+        )
 
     def _pulling(self) -> list[tuple[WorkerState, PullAddress]]:
         """Workers that take part in pulls."""
@@ -273,7 +289,14 @@ class FleetPicker:
         tokens = request.prompt
         if keys is None or not isinstance(tokens, array):
             return None
-        plan = plan_of(decision, keys.block_tokens, lambda worker: self._tokens_at(sources, worker))
+        lending = self._lending(keys)
+
+        def tokens_at(worker: WorkerId) -> int:
+            state = self._fleet.get(worker)
+            there = 0 if sources is None or state is None else sources[state.slot]
+            return there if state is None else lending.there_tokens(state, there)
+
+        plan = plan_of(decision, keys.block_tokens, tokens_at)
         if plan is None:
             return None
         stakes = self._namespaces.stakes(request.grant, keys.block_tokens)
@@ -282,11 +305,6 @@ class FleetPicker:
         return self.desk.order(
             plan, stakes, keys, tokens, lambda worker: pull_address(self._targets.get(worker))
         )
-
-    def _tokens_at(self, sources: list[int] | None, worker: WorkerId) -> int:
-        """Leading tokens that a worker may be asked for."""
-        state = self._fleet.get(worker)
-        return 0 if sources is None or state is None else sources[state.slot]
 
     def _prefer_public(
         self, keys: PromptKeys, zoned: KeyChain, counts: list[int], limit: int
@@ -438,11 +456,9 @@ def _reusable_blocks(tokens: int, block_tokens: int) -> int:
 
 
 def _owed_from(decision: Decision, keys: KeyChain, further_tokens: int) -> int:
-    """The first block that nobody expected at the chosen worker; all, where all that counts was."""
     known_blocks = decision.matched_tokens // keys.block_tokens
     first_tokens = decision.prompt_tokens - further_tokens
-    reusable_blocks = _reusable_blocks(first_tokens, keys.block_tokens)
-    return len(keys) if 0 < known_blocks == reusable_blocks else known_blocks
+    return owed_from(known_blocks, len(keys), _reusable_blocks(first_tokens, keys.block_tokens))
 
 
 def _home_key(of_size: dict[int, PromptKeys]) -> bytes | None:

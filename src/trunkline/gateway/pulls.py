@@ -5,10 +5,10 @@ teaches.
                         source fails
     x-trunkline-pulled  in its answer: how the pull ended; read here, never passed on
 
-A source is believed to have what its events say, and what we sent there once nobody owes it any
-more. Prompts that begin with a public prefix are not pulled. Must never: grant what the ticket
-beside it does not cover, or send an order that a worker would not take. Read `core/transfer.py` for
-grants, `worker/pulls.py` for the other end.
+A source is believed to have what is expected of it; what our own attempts there still owe, once
+they give their first token. Prompts that begin with a public prefix are not pulled. Must never:
+grant what the ticket beside it does not cover, or send an order that a worker would not take. Read
+`core/transfer.py` for grants, `worker/pulls.py` for the other end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from trunkline.core.decision import Decision
-from trunkline.core.directory import Match
 from trunkline.core.fleet import WorkerState
 from trunkline.core.keys import KeyChain
 from trunkline.core.links import Links
@@ -84,6 +83,8 @@ class PullPlan:
     """Exclusive."""
     queue_ms: float = 0.0
     """How long the request waits for its turn there, beside the pull."""
+    ready_ms: float = 0.0
+    """How long until the source has computed all of them."""
     other: PullPlan | None = None
     """Whom it takes them from where the source fails."""
 
@@ -92,7 +93,7 @@ def plan_of(
     decision: Decision, block_tokens: int, tokens_at: Callable[[WorkerId], int]
 ) -> PullPlan | None:
     """What a decision wants pulled; None where its plan is another. `tokens_at` is how many leading
-    tokens each worker may be asked for.
+    tokens each worker could give now.
     """
     if decision.source is None:
         return None
@@ -102,6 +103,7 @@ def plan_of(
         first_block=decision.matched_tokens // block_tokens,
         last_block=decision.expected_tokens // block_tokens,
         queue_ms=decision.candidates.queue_ms[decision.choice],
+        ready_ms=decision.source_ready_ms,
     )
     workers, queues = decision.candidates.workers, decision.candidates.queue_ms
     others = [
@@ -113,7 +115,8 @@ def plan_of(
     last_block = -tokens // block_tokens
     if last_block <= plan.first_block:
         return plan
-    return replace(plan, other=replace(plan, source=worker, last_block=last_block))
+    other = replace(plan, source=worker, last_block=last_block, ready_ms=0.0)
+    return replace(plan, other=other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,8 @@ class PullOrder:
     """Of the source: what its pull teaches is about this life alone."""
     first_block: int
     block_count: int
+    ready_ms: float
+    """How long the source was expected to need until it has them."""
     names: bytes = field(repr=False)
     """The kv keys of these blocks."""
     header: tuple[str, str] = field(repr=False)
@@ -182,17 +187,16 @@ class PullDesk:
 
     def source_tokens(
         self,
-        match: Match,
+        expected: Sequence[int],
         keys: KeyChain,
         pulling: Sequence[tuple[WorkerState, PullAddress]],
-        is_owing: Callable[[WorkerId], bool],
         limit: int,
     ) -> list[int]:
-        """For each slot, how many leading tokens may be pulled from there; `NO_PART` for workers
-        that cannot pull either. Blocks go only between workers of one layout, which is that of
-        most.
+        """For each slot, how many leading tokens may be pulled from there, of the blocks that are
+        expected; `NO_PART` for workers that cannot pull either. Blocks go only between workers of
+        one layout, which is that of most.
         """
-        now, found = self._clock.now(), [NO_PART] * len(match.expected)
+        now, found = self._clock.now(), [NO_PART] * len(expected)
         layouts = Counter(address.layout for _, address in pulling)
         layout = max(layouts, key=layouts.__getitem__, default=b"")
         for state, address in pulling:
@@ -202,10 +206,7 @@ class PullDesk:
                 continue
             self._note_life(state.worker, address.incarnation)
             slot = state.slot
-            held = match.expected[slot]  # what lies on disk is not lent
-            if is_owing(state.worker):
-                held = min(held, match.resident[slot])
-            held = self.sources.blocks(state.worker, keys, min(held, limit), now)
+            held = self.sources.blocks(state.worker, keys, min(expected[slot], limit), now)
             found[slot] = held * keys.block_tokens
         return found
 
@@ -224,8 +225,11 @@ class PullDesk:
         if destination is None:
             return None
         packed = kv_keys(keys, tokens, plan.last_block)
-        expected_ms = plan.queue_ms + self.links.transfer_ms(
-            plan.source, plan.destination, (plan.last_block - plan.first_block) * keys.block_tokens
+        pulled_tokens = (plan.last_block - plan.first_block) * keys.block_tokens
+        expected_ms = (
+            plan.queue_ms
+            + plan.ready_ms
+            + self.links.transfer_ms(plan.source, plan.destination, pulled_tokens)
         )
         life_ms = min(_PATIENCE * expected_ms + GRANT_SLACK_MS, MAX_GRANT_LIFE_MS)
         terms = _Terms(
@@ -295,6 +299,7 @@ class PullDesk:
             incarnation=source.incarnation,
             first_block=first_block,
             block_count=count,
+            ready_ms=plan.ready_ms,
             names=names,
             header=(HEADER, told),
         )
@@ -326,7 +331,10 @@ class PullDesk:
         if self._lives.get(order.source) != order.incarnation:
             return  # the source lives anew: nothing is learnt of what it was
         if read.end is PullEnd.PUBLISHED and read.blocks:
-            self.links.observe(order.source, order.destination, moved_bytes=moved_bytes, ms=read.ms)
+            if not order.ready_ms:  # the time of a pull that waited is not the link's
+                self.links.observe(
+                    order.source, order.destination, moved_bytes=moved_bytes, ms=read.ms
+                )
             if read.reason is None:
                 self.sources.published(order.source, order.destination)
         missing = order.first_block + read.blocks

@@ -13,9 +13,10 @@ Read `picker.py` next.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 
 from trunkline.core.decision import Decision
 from trunkline.core.fleet import WorkerState
@@ -56,6 +57,13 @@ class Ticket:
     def worker(self) -> WorkerId:
         return self.target.worker
 
+    @property
+    def is_pulling(self) -> bool:
+        return self.decision.source is not None
+
+
+_NONE: Mapping[int, Ticket] = MappingProxyType({})
+
 
 class Tickets:
     """All open tickets of a gateway; those that owe a prefill, by worker."""
@@ -74,9 +82,9 @@ class Tickets:
         """Entries of the heap of predicted ends, those of ended attempts included."""
         return len(self._due)
 
-    def owes(self, worker: WorkerId) -> bool:
-        """Whether anything that was sent there is not computed yet, as far as we can tell."""
-        return worker in self._owing
+    def owing(self, worker: WorkerId) -> Mapping[int, Ticket]:
+        """Those at a worker whose prefill is not over yet, as far as we can tell; oldest first."""
+        return self._owing.get(worker, _NONE)
 
     def next_number(self) -> int:
         self._last_number += 1

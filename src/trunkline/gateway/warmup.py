@@ -119,7 +119,9 @@ class Warmer:
             for other in parts.fleet.states()
             if (address := pull_address(parts.target_of(other.worker))) is not None
         ]
-        found = parts.desk.source_tokens(match, keys, pulling, lambda _worker: True, len(keys))
+        # What lies on disk is not lent, and what is only predicted would be waited for.
+        there = [min(pair) for pair in zip(match.expected, match.resident, strict=True)]
+        found = parts.desk.source_tokens(there, keys, pulling, len(keys))
         first_block = match.resident[state.slot]
         source, address = max(pulling, key=lambda one: found[one[0].slot], default=(state, here))
         last_block = found[source.slot] // keys.block_tokens

@@ -90,6 +90,8 @@ class PullAddress:
     block_bytes: int
     sources: int = 1
     """How many sources one order to it may name."""
+    lends_owed: bool = False
+    """Who asks it for what it is to compute waits there until it has; else that is a miss."""
 
 
 class WorkerAgent(Protocol):

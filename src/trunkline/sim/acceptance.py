@@ -40,12 +40,15 @@ PULL_BARS: dict[tuple[str, float, float], str] = {
     ("W1", 100.0, 0.0): "hit_tokens_ratio>=0.328,ttft_ms.p95<=9000",
     ("W2", 100.0, 0.0): "ttft_ms.p95<=1080",
     ("W3", 100.0, 0.0): "ttft_ms.p95<=8150",
-    ("W4", 100.0, 0.0): "hit_tokens_ratio>=0.314,ttft_ms.p95<=3150",
-    **{(workload, 25.0, 0.0): _NEVER_WORSE for workload in ("W1", "W2", "W3", "W4")},
+    ("W4", 100.0, 0.0): "hit_tokens_ratio>=0.312,ttft_ms.p95<=3400",
+    **{(workload, 25.0, 0.0): _NEVER_WORSE for workload in ("W1", "W2", "W4")},
+    ("W3", 25.0, 0.0): "ttft_ms.p95<=1.005*baselines.without_pulls.ttft_ms.p95",
     **{("W6", gbit, 0.0): BARS["W6", 1.0] for gbit in (25.0, 100.0, 400.0)},
 }
 """By workload, Gbit/s of the links, and times of host over device memory; at load 1.0 and 128 KiB
-of KV a token.
+of KV a token. W4 lies 4 % above what moving computed blocks for nothing would reach
+(docs/routing.md);
+on W3 single placements move p95 by 1 %, with and without pulls.
 """
 
 

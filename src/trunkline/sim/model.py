@@ -4,7 +4,7 @@ Each worker has a FIFO prefill server (missed tokens x price + fixed), decodes w
 it, and an LRU of blocks that are usable as soon as a prompt is placed. Good for ranking policies,
 not for absolute latency: no batching, no chunked prefill, outputs not cached (docs/routing.md).
 What it decides with is the code that runs in production: `core` gets the same calls with the same
-arguments, but that what a source still owes can be pulled from it, as it can be hit there.
+arguments. What is pulled moves when its source has computed it, with its first token (`pulls.py`).
 
 A trace's block id stands for `block_tokens` tokens: chains are made over ids, one "token" a block,
 and prices over tokens. Cost: about 60 us of CPU a request and 1.5 us a block. Read `figures.py`
@@ -23,6 +23,7 @@ from enum import IntEnum
 
 from trunkline.core.actions import Action, RequestReplay
 from trunkline.core.cost import CostModel
+from trunkline.core.debts import Lending, owed_from
 from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
 from trunkline.core.events import CacheEvent, EventBatch
@@ -39,7 +40,8 @@ from trunkline.replay.workloads import Workload
 from trunkline.sim.cache import TieredCache
 from trunkline.sim.outcome import Outcome
 from trunkline.sim.publisher import Publisher
-from trunkline.sim.worker import Job, ModelWorker, cache_events
+from trunkline.sim.pulls import ModelPulls
+from trunkline.sim.worker import Job, ModelWorker, Pull, cache_events
 
 LEASE_MS = 3_000.0
 """Three heartbeats: how long a worker that vanished may still be chosen."""
@@ -68,10 +70,6 @@ class ModelOptions:
     host_blocks: int = 0
     """Host memory of each worker; 0 for none."""
     max_copies: int = 64
-    lends_owed: bool = True
-    """Whether what a source has still to compute can be pulled, as it can be hit there; the gateway
-    does not count on it.
-    """
 
 
 class _Kind(IntEnum):
@@ -110,6 +108,17 @@ class FleetModel:
             rng=random.Random(options.seed),
             max_copies=options.max_copies,
         )
+        self._pulls: ModelPulls | None = None
+        if options.links is not None and self._links is not None:
+            self._pulls = ModelPulls(
+                links=self._links,
+                profile=options.links,
+                block_bytes=workload.block_tokens * options.kv_bytes_per_token,
+                outcome=self.outcome,
+                end_at=lambda at_ms, worker, ticket: self._push(
+                    at_ms, _Kind.READY, (worker, ticket)
+                ),
+            )
         self._heap: list[tuple[float, int, _Kind, object]] = []
         self._pushed = 0
         self._now_ms = 0.0
@@ -184,13 +193,7 @@ class FleetModel:
         matched = [min(blocks, limit) * block_tokens for blocks in match.expected]
         sources = None
         if self._links is not None:
-            there = list(match.expected)
-            if not self._options.lends_owed:
-                for worker in self._workers.values():
-                    if worker.jobs:
-                        slot = worker.state.slot
-                        there[slot] = min(there[slot], match.resident[slot])
-            sources = [min(blocks, limit) * block_tokens for blocks in there]
+            sources = [min(blocks, limit) * block_tokens for blocks in match.expected]
         home = min(len(job.keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens))
         return self._router.route(
             RouteRequest(
@@ -199,6 +202,12 @@ class FleetModel:
                 matched_tokens=matched,
                 home_key=job.keys[home - 1] if home else None,
                 source_tokens=sources,
+                owed=Lending(
+                    keys=job.keys,
+                    block_tokens=block_tokens,
+                    debts_of=lambda worker: self._workers[worker].jobs,
+                    lends_owed=lambda _worker: True,
+                ),
             ),
             now=Instant(now_ms),
             boot=BootInstant(now_ms),
@@ -212,14 +221,14 @@ class FleetModel:
         keys = [bytes(job.keys[i]) for i in range(len(job.keys))]
         ids = array("I", (request.block_ids or ())[: len(keys)])
         limit = (request.input_tokens - 1) // block_tokens
-        pulled_blocks, ready_ms = self._pull(worker, decision, keys[:limit], now_ms)
+        self._tickets += 1
+        pull = self._ask(worker, decision, keys[:limit], now_ms)
         use = worker.cache.use(keys, ids)
-        hit_blocks = min(use.hit_blocks + pulled_blocks, limit)
+        hit_blocks = min(use.hit_blocks + len(pull.keys if pull else ()), limit)
         hit_tokens = hit_blocks * block_tokens
         outcome.false_hits += use.false_hits
         outcome.over_claims += decision.expected_tokens > hit_tokens
         outcome.plans[decision.plan.value] += 1
-        self._tickets += 1
         now = Instant(now_ms)
         state.queue.start(self._tickets, decision.miss_ms, now)
         self._fleet.churn.add(state.queue, request.input_tokens - decision.expected_tokens, now)
@@ -236,53 +245,57 @@ class FleetModel:
         job.attempt += 1
         worker.jobs[self._tickets] = job
         job.placed_ms, job.prefill_ms = now_ms, prefill_ms
-        if pulled_blocks and decision.source is not None:
-            job.source = self._workers[decision.source]
-            job.pulled_tokens = pulled_blocks * block_tokens
-        if ready_ms > now_ms:
-            self._push(ready_ms, _Kind.READY, (worker, self._tickets))
-        else:
+        job.owed_from = owed_from(decision.matched_tokens // block_tokens, len(keys), limit)
+        job.is_pulling = decision.source is not None
+        job.pull, job.lacks = pull, worker.follow(self._tickets, keys[: use.hit_blocks])
+        worker.expect(self._tickets, keys[use.hit_blocks :])
+        if pull is not None and self._pulls is not None:
+            job.lacks += 1
+            self._pulls.begin(worker, self._tickets, pull, now_ms)
+        if not job.lacks:
             self._ready(worker, self._tickets, now_ms)
         self._publish(worker, cache_events(keys, ids, job.keys.namespace.salt, use), now_ms)
 
-    def _pull(
+    def _ask(
         self, worker: ModelWorker, decision: Decision, keys: list[bytes], now_ms: float
-    ) -> tuple[int, float]:
-        """Blocks that came from the source behind the worker's own, and when they were there."""
-        if decision.source is None or self._links is None or self._options.links is None:
-            return 0, now_ms
-        source, outcome = self._workers[decision.source], self.outcome
-        block_tokens = self._workload.block_tokens
+    ) -> Pull | None:
+        """What of these keys is to come from the source behind the worker's own."""
+        if decision.source is None or self._pulls is None:
+            return None
+        last = decision.expected_tokens // self._workload.block_tokens
+        source = self._workers[decision.source]
         first = worker.cache.run(keys)
-        last = min(decision.expected_tokens // block_tokens, source.cache.run(keys))
-        blocks = max(0, last - first)
-        outcome.pulls += 1
-        setup_ms = self._options.links.setup_ms
-        if source.is_dead or not blocks:
-            outcome.failed_pulls += 1
-            return 0, now_ms + setup_ms
-        moved_bytes = blocks * block_tokens * self._options.kv_bytes_per_token
-        took_ms = setup_ms + moved_bytes / self._options.links.bytes_per_ms
-        ready_ms = worker.receive(source, now_ms, took_ms)
-        outcome.pulled_tokens += blocks * block_tokens
-        outcome.transfer_bytes += moved_bytes
-        outcome.transfer_ms += ready_ms - now_ms
-        self._links.observe(source.name, worker.name, moved_bytes=moved_bytes, ms=ready_ms - now_ms)
-        return blocks, ready_ms
+        return self._pulls.ask(source, keys[:last], first, now_ms)
 
     def _publish(self, worker: ModelWorker, events: list[CacheEvent], now_ms: float) -> None:
         batch = worker.publisher.publish(events) if events else None
         if batch is not None:
             self._push(now_ms + self._options.event_delay_ms, _Kind.BATCH, (worker, batch))
 
-    def _pulled(self, job: Job) -> None:
-        """Its pull is over: of a source that died meanwhile nothing counts."""
-        source, job.source = job.source, None
-        if source is not None and source.is_dead:
-            self.outcome.failed_pulls += 1
-            self.outcome.hit_tokens -= job.pulled_tokens
-            self.outcome.pulled_tokens -= job.pulled_tokens
-            job.prefill_ms += self._workload.prefill_token_ms * job.pulled_tokens
+    def _pulled(self, worker: ModelWorker, ticket: int, now_ms: float) -> None:
+        """Its pull is over: what did not come is computed."""
+        job = worker.jobs[ticket]
+        pull, job.pull = job.pull, None
+        assert pull is not None, "a pull ends once"
+        missing = len(pull.keys) if pull.source.is_dead else pull.missing
+        self.outcome.failed_pulls += missing == len(pull.keys)
+        tokens = missing * self._workload.block_tokens
+        self.outcome.pulled_tokens += len(pull.keys) * self._workload.block_tokens - tokens
+        self.outcome.hit_tokens -= tokens
+        job.prefill_ms += self._workload.prefill_token_ms * tokens
+        worker.arrived(ticket, pull.keys[: len(pull.keys) - missing])
+        self._has_come(worker, ticket, now_ms)
+
+    def _has_come(self, worker: ModelWorker, ticket: int, now_ms: float) -> None:
+        """One thing less that it lacks; with the last one those that follow it go on as well."""
+        job = worker.jobs[ticket]
+        job.lacks -= 1
+        if job.lacks:
+            return
+        self._ready(worker, ticket, now_ms)
+        followers, job.followers = job.followers, []
+        for follower in followers:
+            self._has_come(worker, follower, now_ms)
 
     def _ready(self, worker: ModelWorker, ticket: int, now_ms: float) -> None:
         """Nothing is missing for its prefill but the server."""
@@ -312,8 +325,7 @@ class FleetModel:
                 self._first_token(worker, ticket, now)
             case _Kind.READY, (ModelWorker() as worker, int(ticket)):
                 if ticket in worker.jobs:
-                    self._pulled(worker.jobs[ticket])
-                    self._ready(worker, ticket, now)
+                    self._pulled(worker, ticket, now)
             case _Kind.END, (ModelWorker() as worker, int(ticket)):
                 worker.state.queue.end(ticket, now)
             case _Kind.BATCH, (ModelWorker() as worker, EventBatch() as batch):
@@ -335,6 +347,9 @@ class FleetModel:
         if job is None:
             return  # the worker was killed first
         worker.state.queue.first_token(ticket, now)
+        worker.arrived(ticket, [bytes(job.keys[i]) for i in range(len(job.keys))])
+        if self._pulls is not None:
+            self._pulls.computed(ticket, job, now)
         self.outcome.ttft_ms.append(now - job.arrival_ms)
         answer_ms = job.request.output_tokens * self._workload.decode_token_ms
         self._push(now + answer_ms, _Kind.END, (worker, ticket))
@@ -376,6 +391,9 @@ class FleetModel:
         self._push(now + LEASE_MS, _Kind.LEASE_END, worker.state.worker)
         for ticket, job in worker.die().items():
             worker.state.queue.end(ticket, now)
+            if self._pulls is not None:
+                self._pulls.died(job, now)
+            job.followers.clear()
             job.tried |= {worker.state.worker}
             self._place(job, now)
 

@@ -32,9 +32,30 @@ class Job:
     attempt: int = 0
     placed_ms: float = 0.0
     prefill_ms: float = 0.0
-    source: ModelWorker | None = None
-    """From whom it pulls, and has not got all."""
-    pulled_tokens: int = 0
+    owed_from: int = 0
+    is_pulling: bool = False
+    """This and the one before are what the gateway expects of it (`core/debts.py`)."""
+    pull: Pull | None = None
+    """What it pulls, and has not got."""
+    lacks: int = 0
+    """Pulls, its own and others', that have to end before it is ready for the server."""
+    followers: list[int] = field(default_factory=list[int])
+    """Tickets of jobs of this worker that need what it waits for."""
+    askers: list[int] = field(default_factory=list[int])
+    """Tickets of jobs elsewhere that pull what it computes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pull:
+    """Blocks that one job is to get from another worker."""
+
+    source: ModelWorker
+    keys: list[bytes]
+    waits_for: set[int] = field(default_factory=set[int])
+    """Tickets of jobs of the source that have still to compute some of them."""
+    asked_ms: float = 0.0
+    missing: int = 0
+    """Blocks that were not there any more when it was their turn."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +71,8 @@ class ModelWorker:
     """Jobs without a first token yet, by ticket."""
     ready: deque[int] = field(default_factory=deque[int])
     """Tickets of jobs that wait for the server and for nothing else."""
+    coming: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """Blocks that are placed and not there yet: by which job they come."""
     serving: int | None = None
     sends_until_ms: float = 0.0
     receives_until_ms: float = 0.0
@@ -67,8 +90,27 @@ class ModelWorker:
         """Everything it was doing ends; the jobs that have to begin anew."""
         self.is_dead = True
         self.ready.clear()
+        self.coming.clear()
         jobs, self.jobs = self.jobs, {}
         return jobs
+
+    def expect(self, ticket: int, keys: list[bytes]) -> None:
+        """A job brings these blocks."""
+        self.coming.update(dict.fromkeys(keys, ticket))
+
+    def follow(self, ticket: int, hits: list[bytes]) -> int:
+        """Wait for jobs here that have still to get what these blocks need; how many they are."""
+        coming = {self.coming[key] for key in hits if key in self.coming}
+        leaders = [leader for leader in sorted(coming) if self.jobs[leader].lacks]
+        for leader in leaders:
+            self.jobs[leader].followers.append(ticket)
+        return len(leaders)
+
+    def arrived(self, ticket: int, keys: list[bytes]) -> None:
+        """They are there."""
+        for key in keys:
+            if self.coming.get(key) == ticket:
+                del self.coming[key]
 
     def receive(self, source: ModelWorker, now_ms: float, took_ms: float) -> float:
         """A pull that takes so long on idle links; when it is over."""
