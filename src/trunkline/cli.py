@@ -184,6 +184,19 @@ def _serve(arguments: argparse.Namespace) -> int:
     return _load("trunkline.wiring:serve")(resolved.config)
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    from trunkline import doctor, tenant_answers
+    from trunkline.terminal import Terminal, print_json
+
+    terminal = Terminal(environ=os.environ, out=sys.stdout, err=sys.stderr, wall_s=time.time)
+    try:
+        return doctor.run(arguments, terminal)
+    except GatewayError as error:
+        if arguments.json:
+            print_json(tenant_answers.error_object(error), terminal)
+        raise
+
+
 def _administer(arguments: argparse.Namespace) -> int:
     """Any verb of `tenant_commands.COMMANDS`. With `--json` an error is on standard output too, as
     the gateway words errors.
@@ -306,6 +319,13 @@ VERBS: Mapping[str, Verb] = {
             "trunkline replay my-trace.jsonl.gz --target http://10.0.0.1:30000 --no-verify",
         ),
         usage="[TRACE] [options]",
+    ),
+    "doctor": Verb(
+        summary="Have a running gateway test its workers; exit code 1 if anything is wrong.",
+        run=_doctor,
+        options="trunkline.doctor:add_arguments",
+        examples=("trunkline doctor", "trunkline doctor http://10.0.0.1:8000 --json"),
+        usage="[WORKER ...] [options]",
     ),
     "plan": Verb(
         summary="Say what isolation costs on a trace, and which prefixes are worth registering.",

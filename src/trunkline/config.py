@@ -289,6 +289,9 @@ class HealthConfig:
     load_interval_secs: float = setting(
         1.0, "Pause between readings of a worker's load.", low=0.05, high=3_600.0
     )
+    disable_self_test: bool = setting(
+        False, "Test no worker by itself when it joins; `trunkline doctor` still does."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

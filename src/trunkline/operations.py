@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from trunkline.control.flush import Flushed
 from trunkline.control.holders import WorkerHolder
 from trunkline.control.holdings import Holdings
 from trunkline.control.membership import Membership
+from trunkline.control.views import CheckView, MemberView, Mode, WorkerSpec
 from trunkline.control.views import Heartbeat as MemberHeartbeat
-from trunkline.control.views import MemberView, Mode, WorkerSpec
 from trunkline.core.credentials import CredentialProblem
 from trunkline.core.decision import Exclusion
 from trunkline.core.directory import Directory
@@ -54,8 +55,19 @@ _EXCLUDED: dict[Exclusion, WorkerCondition] = {
     Exclusion.BREAKER: "breaker-open",
     Exclusion.LEASE: "lease-expired",
     Exclusion.WARMING: "warming",
+    Exclusion.ASLEEP: "asleep",
+    Exclusion.CHECKING: "checking",
+    Exclusion.ISOLATION: "isolation-failed",
 }
 """Why a worker may not be chosen, in the words of decisions."""
+
+
+_KEPT = {
+    Flushed.BUSY: "has requests in flight, and dropped nothing; drain it first",
+    Flushed.UNKNOWN: "offers no reset; vLLM does in development mode (VLLM_SERVER_DEV_MODE=1)",
+    Flushed.FAILED: "did not answer well, and may or may not have dropped its cache",
+}
+"""Why nothing was forgotten."""
 
 
 class Operations:
@@ -136,6 +148,28 @@ class Operations:
         if not self._membership.drain(name):
             return None
         return WorkerJob(worker=WorkerId(name), state="draining")
+
+    async def check_worker(self, worker: WorkerId) -> WorkerView | Refused | None:
+        name = self._name(worker)
+        if self._membership.view(name) is None:
+            return None
+        found = await self._membership.check(name)
+        view = self._membership.view(name)
+        if view is None:
+            return None
+        if found is None:
+            text = f"{name} cannot be tested, it is not in the fleet: {view.reason}"
+            return Refused(status=409, code="worker_not_here", message=text)
+        return self._seen(replace(view, check=found))
+
+    async def reset_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        name = self._name(worker)
+        outcome = await self._membership.reset(name)
+        if outcome is None or outcome is Flushed.DONE:
+            return outcome and WorkerJob(worker=WorkerId(name), state="reset")
+        return Refused(
+            status=409, code=f"reset_{outcome.value}", message=f"{name} {_KEPT[outcome]}"
+        )
 
     # -- decisions -------------------------------------------------------------------------------
 
@@ -253,6 +287,8 @@ class Operations:
             worker=view.name,
             is_healthy=bool(view.ranks) and view.exclusion is None,
             is_degraded=bool(view.degraded),
+            is_misaligned=bool(view.check.examination and view.check.examination.is_wrong),
+            is_leaking=bool(view.check.examination and view.check.examination.leaks),
             breaker=view.breaker,
             requests_active=sum(rank.in_flight for rank in view.ranks),
             queue_ms=max((rank.queue_ms for rank in view.ranks), default=0.0),
@@ -299,9 +335,31 @@ def _worker_view(view: MemberView) -> WorkerView:
             "engine": view.engine.value,
             "engine_version": view.engine_version,
             "degraded": list(view.degraded),
+            "check": _check_view(view.check),
             "ranks": [asdict(rank) for rank in view.ranks],
         },
     )
+
+
+def _check_view(check: CheckView) -> dict[str, Any]:
+    """What its self-test found; `status` is `unknown` before the first one ended."""
+    found = check.examination
+    status = "unknown" if found is None else "wrong" if found.is_wrong else "ok"
+    return {
+        "status": status,
+        "result": None if found is None else found.belief.value,
+        "unfinished": check.unfinished,
+        "findings": [
+            {
+                "what": finding.topic.value,
+                "state": finding.state.value,
+                "expected": finding.expected,
+                "found": finding.found,
+                "remedy": finding.remedy,
+            }
+            for finding in (found.findings if found else ())
+        ],
+    }
 
 
 def _agent_view(holder: WorkerHolder | None) -> dict[str, str | bool]:

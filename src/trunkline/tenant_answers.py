@@ -34,11 +34,16 @@ MAX_CHECKPOINTS_BYTES = 64 << 20
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Carry out one verb of `tenant_commands.COMMANDS`; its exit code."""
+    client = client_of(arguments, terminal)
+    return _RUNS[arguments.command](arguments, client, terminal)
+
+
+def client_of(arguments: argparse.Namespace, terminal: Terminal) -> AdminClient:
+    """Of the gateway that `add_where`'s flags name. Raises ConfigError."""
     key, source = arguments.admin_key, "--admin-key"
     if key is None:
         key, source = terminal.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
-    client = AdminClient(arguments.admin_url, key, source)
-    return _RUNS[arguments.command](arguments, client, terminal)
+    return AdminClient(arguments.admin_url, key, source)
 
 
 def error_object(error: GatewayError) -> Json:

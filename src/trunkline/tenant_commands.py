@@ -39,13 +39,14 @@ def add_arguments(name: str) -> Callable[[argparse.ArgumentParser], None]:
 
     def add(parser: argparse.ArgumentParser) -> None:
         COMMANDS[name].flags(parser)
-        _where(parser)
+        add_where(parser)
         parser.set_defaults(command=name)
 
     return add
 
 
-def _where(parser: argparse.ArgumentParser) -> None:
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """The flags of every verb that asks the admin port."""
     group = parser.add_argument_group("which gateway, and how it is shown")
     group.add_argument(
         "--admin-url", default=DEFAULT_URL, metavar="URL", help=f"its admin port [{DEFAULT_URL}]"

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from trunkline.assembly import Core
 from trunkline.authority import Tenants
 from trunkline.gateway.contracts import InferenceRequest
+from trunkline.gateway.errands import Errands
 from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.filler import Filler, FillerParts
 from trunkline.gateway.metrics import Sample
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.observe import EventLog
-from trunkline.ports.worker import Post
 
 
 class TenantSide:
@@ -29,7 +29,7 @@ class TenantSide:
         *,
         publics: PublicPrefixes,
         renew: Callable[[InferenceRequest], None],
-        post: Post,
+        errands: Errands,
         max_wait_ms: float,
         log: EventLog,
     ) -> None:
@@ -52,8 +52,7 @@ class TenantSide:
                 directory=core.directory,
                 fleet=core.fleet,
                 target_of=core.picker.target,
-                served_model=lambda: core.model.name,
-                post=post,
+                errands=errands,
                 log=log,
             )
         )

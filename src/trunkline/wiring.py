@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.principals import Principal
     from trunkline.core.records import WorkerId
+    from trunkline.errand_side import PullTest
     from trunkline.gateway.contracts import Picker
     from trunkline.gateway.counters import AccessRecord
+    from trunkline.gateway.errands import Errands
     from trunkline.gateway.front import Front, FrontParts, Readiness
     from trunkline.gateway.tenancy import Tenancy
-    from trunkline.gateway.warmup import Warmer
     from trunkline.operations import Operations
     from trunkline.ports.worker import EventSource
     from trunkline.tenant_side import TenantSide
@@ -77,6 +78,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.adapters.zmq_events import event_context
     from trunkline.authority import open_authority
     from trunkline.control.membership import MAX_WORKERS, Membership
+    from trunkline.errand_side import PullTest, errands_of, examiner_of, warmers_of
     from trunkline.gateway.front import serve_front
     from trunkline.gateway.listener import bind_admin, serve_admin
     from trunkline.operations import Operations
@@ -92,8 +94,10 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         )
         core = build_core(config, clock, authority)
         authority.know_fleet(core, clock)
-        side = _tenant_side(config, core, authority)
+        errands = errands_of(core)
+        side = _tenant_side(config, core, authority, errands)
         parts = _member_parts(config, core, clock, context, authority)
+        parts.examine = examiner_of(core, clock, authority, errands, secrets.token_bytes)
         membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
         picker = side.line if side else core.picker
         front_parts = _front_parts(config, core, membership, clock, authority.tenancy, picker)
@@ -115,9 +119,11 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         for spec in specs:
             operations.add(spec)
         bound = _as_bound(config, front.port, listener.getsockname()[1])
-        admin = _admin(bound, operations, authority, side)
+        pull_test = PullTest(core, clock, authority, errands, secrets.token_bytes, observe.log)
+        admin = _admin(bound, operations, authority, side, pull_test)
         beside = [_keep_house(core.directory, clock), *([side.filler.run()] if side else [])]
-        beside += [warmer.run() for warmer in _warmers(core, clock)]
+        beside += [warmer.run() for warmer in warmers_of(core, clock, errands, observe.log)]
+        beside += [] if config.health.disable_self_test else [pull_test.run()]
         await _until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
     core.prompts.close()
     context.term()
@@ -145,7 +151,11 @@ async def _until_stopped(
 
 
 def _admin(
-    bound: Config, operations: Operations, authority: Authority, side: TenantSide | None
+    bound: Config,
+    operations: Operations,
+    authority: Authority,
+    side: TenantSide | None,
+    pull_test: PullTest,
 ) -> Starlette:
     from trunkline import cli
     from trunkline.gateway.admin import admin_app
@@ -153,7 +163,7 @@ def _admin(
     from trunkline.native import IMPLEMENTATION
     from trunkline.settings import redacted
 
-    sources = [operations] if side is None else [operations, side]
+    sources = [operations, pull_test, *([] if side is None else [side])]
     return admin_app(
         operations,
         Exposition(sources, version=cli.version(), native=IMPLEMENTATION),
@@ -237,10 +247,11 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
     return assemble(config, given)
 
 
-def _tenant_side(config: Config, core: Core, authority: Authority) -> TenantSide | None:
+def _tenant_side(
+    config: Config, core: Core, authority: Authority, errands: Errands
+) -> TenantSide | None:
     """What there is only where tenants are kept apart; None for one tenant."""
     from trunkline import observe
-    from trunkline.control.probe import post
     from trunkline.tenant_side import TenantSide
 
     if authority.tenants is None:
@@ -251,7 +262,7 @@ def _tenant_side(config: Config, core: Core, authority: Authority) -> TenantSide
         authority.tenants,
         publics=core.namespaces.publics,
         renew=authority.tenancy.renew,
-        post=post,
+        errands=errands,
         max_wait_ms=0.95 * config.upstream.first_byte_timeout_ms,
         log=observe.log,
     )
@@ -309,29 +320,8 @@ def _member_parts(
         default_block_tokens=config.model.block_size,
         log=observe.log,
         holdings=authority.holdings,
+        keeps_apart=authority.tenants is not None,
     )
-
-
-def _warmers(core: Core, clock: SystemClock) -> list[Warmer]:
-    """None where nothing is pulled."""
-    from trunkline import observe
-    from trunkline.control.probe import post
-    from trunkline.gateway.warmup import Warmer, WarmerParts
-
-    if core.picker.desk is None:
-        return []
-    parts = WarmerParts(
-        desk=core.picker.desk,
-        namespaces=core.namespaces,
-        directory=core.directory,
-        fleet=core.fleet,
-        target_of=core.picker.target,
-        served_model=lambda: core.model.name,
-        post=post,
-        clock=clock,
-        log=observe.log,
-    )
-    return [Warmer(parts)]
 
 
 def _sources_in(answer: bytes, host: str) -> list[EventSource]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
@@ -14,6 +14,7 @@ from trunkline.control.membership import Membership
 from trunkline.control.parts import MemberParts
 from trunkline.control.views import Heartbeat, MemberView, Mode, WorkerSpec
 from trunkline.core.actions import Action
+from trunkline.core.alignment import Examination
 from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksStored, EventBatch
 from trunkline.core.feed import WorkerFeed
@@ -122,8 +123,24 @@ class Bench:
             routing=RoutingConfig(),
             default_block_tokens=16,
             log=self.log,
+            examine=self.examine,
         )
+        self.examinations: list[Examination] = []
+        """What self-tests come to, one after the other; the last one stays."""
+        self.examined: list[tuple[list[WorkerId], list[str]]] = []
+        """Whom they looked at, and with which adapters."""
+        self.examiner_waits: asyncio.Event | None = None
         self.membership = Membership(self.parts, heartbeat_ttl_ms=100.0)
+
+    async def examine(
+        self, ranks: Sequence[tuple[WorkerId, WorkerFeed | None]], adapters: Sequence[str]
+    ) -> Examination:
+        self.examined.append(([worker for worker, _ in ranks], list(adapters)))
+        if self.examiner_waits is not None:
+            await self.examiner_waits.wait()
+        if len(self.examinations) > 1:
+            return self.examinations.pop(0)
+        return self.examinations[0] if self.examinations else Examination()
 
     async def fetch(
         self, endpoint: Endpoint, method: str, path: str, *, timeout_ms: float

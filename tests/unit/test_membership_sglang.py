@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from member_bench import GOOD, W0, Answers, Bench, bench_test, metrics, until
 
 from trunkline.adapters.event_sources import discovered_sources
-from trunkline.control.holdings import Holdings
 from trunkline.control.views import Mode
 from trunkline.errors import ConfigError
-from trunkline.ports.worker import Endpoint, EngineKind, EventSource
+from trunkline.ports.worker import EngineKind, EventSource
 
 MODELS = (
     b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"sglang",'
@@ -160,7 +159,7 @@ async def test_a_server_that_tells_nothing_of_itself_is_served_all_the_same(benc
 async def test_a_release_that_takes_no_salt_is_not_taken_where_tenants_are_kept_apart(
     bench: Bench,
 ) -> None:
-    with_sources(bench).parts.holdings = cast(Holdings, _NoHoldings())
+    with_sources(bench).parts.keeps_apart = True
     bench.add(answers=answers(server_info("0.4.9")))
     await until(lambda: "cannot be kept apart" in bench.view().reason)
     assert bench.fleet.get(W0) is None
@@ -235,16 +234,3 @@ def test_its_publisher_binds_where_it_says_so_or_the_address_does(
     config = json.dumps({"publisher": "zmq", **settings})
     (source,) = discovered_sources({"kv_events_config": config}, worker_host="w0")
     assert (source.endpoint, source.is_bound_by_us) == (endpoint, is_ours)
-
-
-class _NoHoldings:
-    """Tenants are kept apart, and no worker has an agent."""
-
-    def add(self, name: str, endpoint: Endpoint) -> None:
-        pass
-
-    def remove(self, name: str) -> None:
-        pass
-
-    def find(self, name: str) -> None:
-        return None

@@ -53,7 +53,7 @@ WIRING = {
         "tenant_commands.py",
         "tenant_answers.py",
         *("terminal.py", "words.py", "public_answers.py", "receipt_text.py"),
-        *("tenant_side.py", "tenant_policies.py", "unfinished.py"),
+        *("doctor.py", "errand_side.py", "tenant_side.py", "tenant_policies.py", "unfinished.py"),
     ),
 }
 """The top of a process. May import everything, but of these only `NAMES_ADAPTERS` the adapters."""

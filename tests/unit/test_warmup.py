@@ -18,6 +18,7 @@ from trunkline.core.links import LinkProfile, Links
 from trunkline.core.records import BootInstant, Instant, WorkerId
 from trunkline.errors import WorkerLost
 from trunkline.gateway.contracts import OPEN_GRANT
+from trunkline.gateway.errands import Errands
 from trunkline.gateway.hot import LEAST_COUNT, MAX_HOT, MOST_TOKENS, WARMED, HotPrompts
 from trunkline.gateway.namespaces import Namespaces
 from trunkline.gateway.pulls import PullDesk
@@ -66,8 +67,9 @@ class Bench:
                 directory=self.directory,
                 fleet=self.fleet,
                 target_of=self._target,
-                served_model=lambda: "m",
-                post=self._post,
+                errands=Errands(
+                    namespaces=self.namespaces, served_model=lambda: "m", post=self._post
+                ),
                 clock=self.clock,
                 log=EventLog("test-warmup"),
             )

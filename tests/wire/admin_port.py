@@ -89,6 +89,12 @@ class FakeBackend:
         self.states[worker] = "draining"
         return WorkerJob(worker=worker, state="draining")
 
+    async def check_worker(self, worker: WorkerId) -> WorkerView | Refused | None:
+        return await self.worker(worker)
+
+    async def reset_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        return WorkerJob(worker=worker, state="reset") if worker in self.orders else None
+
     async def decisions(
         self, *, limit: int, worker: WorkerId | None
     ) -> Sequence[Mapping[str, Any]]:

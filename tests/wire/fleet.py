@@ -154,6 +154,8 @@ class Processes:
         """
         if "--admin-port" not in flags:
             flags = (*flags, "--admin-port", "0")
+        if "--no-disable-self-test" not in flags:
+            flags = (*flags, "--disable-self-test")  # most tests count what workers are sent
         if not {"--api-key", "--auth", "--state-dir"} & set(flags):
             flags = (*flags, "--auth", "off")
         named = ("--worker-urls", *urls) if urls else ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from trunkline.config import HealthConfig
 from trunkline.control.engine import (
     CacheFacts,
     ModelFacts,
@@ -19,7 +20,7 @@ from trunkline.control.engine import (
     parse_server_info,
 )
 from trunkline.control.views import WorkerSpec
-from trunkline.errors import WorkerLost
+from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.ports.worker import EngineKind, EventSource
 
 _SHOWN_MODELS = 3
@@ -50,6 +51,8 @@ class Facts:
     """Why there are no sources, where there are none."""
     takes_salts: bool = True
     """Whether it keeps apart what it computes under different salts, as far as we know."""
+    adapters: tuple[str, ...] = ()
+    """Those of `models` that name a parent."""
 
 
 NOTHING = Facts(
@@ -99,6 +102,28 @@ def refusal(facts: Facts, model: FleetModel, wanted: str, *, has_tenants: bool) 
     return model.refusal(facts.models, wanted)
 
 
+def adapters_of(models: Sequence[ModelFacts]) -> tuple[str, ...]:
+    """What is served with another one of them as its base."""
+    return tuple(model.model_id for model in models if model.parent)
+
+
+def relisted(facts: Facts, models: Sequence[ModelFacts]) -> Facts:
+    """The same worker with the names that it answers to now; as it was where it tells none."""
+    names = tuple(model.model_id for model in models) or facts.models
+    adapters = adapters_of(models) if models else facts.adapters
+    return replace(facts, models=names, adapters=adapters)
+
+
+async def probed(name: str, health: HealthConfig, get: Get) -> str:
+    """What is wrong with its answer to a probe; empty for a good one."""
+    path = health.health_check_endpoint
+    try:
+        status, _ = await get(path)
+    except (WorkerLost, WorkerTimeout) as error:
+        return str(error)
+    return "" if status == 200 else f"{name}{path} answered {status}"
+
+
 async def ask(
     spec: WorkerSpec, get: Get, find_sources: FindSources, default_block_tokens: int
 ) -> Facts:
@@ -123,6 +148,7 @@ async def ask(
         cache=parse_cache(metrics),
         sources=tuple(found) or spec.event_sources,
         engine=kind_of(models, metrics),
+        adapters=adapters_of(models),
     )
 
 
@@ -161,6 +187,7 @@ async def _ask_sglang(
         version=server.version,
         no_events=no_events,
         takes_salts=not server.is_before(*_SGLANG_TAKES_SALTS),
+        adapters=adapters_of(models),
     )
 
 

@@ -46,6 +46,8 @@ class ModelFacts:
     model_id: str
     max_model_len: int | None
     owned_by: str = ""
+    parent: str | None = None
+    """The model that it is an adapter of; None for a model itself, or where that is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class LoadReport:
     waiting: int | None
     memory_ratio: float | None
     is_asleep: bool = False
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class _ModelEntry(msgspec.Struct):
     id: str
     max_model_len: int | None = None
     owned_by: Any = ""  # whatever stands there; only a text is looked at
+    parent: str | None = None
 
 
 class _ModelList(msgspec.Struct):
@@ -93,6 +97,10 @@ class _ModelList(msgspec.Struct):
 
 class _ServerLoad(msgspec.Struct):
     server_load: int
+
+
+class _Pause(msgspec.Struct):
+    is_paused: bool
 
 
 class _RankLoad(msgspec.Struct):
@@ -131,6 +139,7 @@ def parse_models(body: bytes) -> list[ModelFacts]:
             model_id=entry.id,
             max_model_len=_bounded(entry.max_model_len, MAX_MODEL_TOKENS),
             owned_by=entry.owned_by if type(entry.owned_by) is str else "",
+            parent=entry.parent,
         )
         for entry in (listed.data if listed else [])
         if 0 < len(entry.id) <= MAX_MODEL_NAME_CHARS
@@ -215,6 +224,12 @@ def parse_json_load(body: bytes) -> LoadReport | None:
         waiting=_requests(sum(_requests(row.num_waiting_reqs) for row in rows)),
         memory_ratio=max(usages, default=None),
     )
+
+
+def parse_pause(body: bytes) -> bool | None:
+    """vLLM's `/is_paused`; None for anything else."""
+    told = _decode(body, _Pause)
+    return None if told is None else told.is_paused
 
 
 def _samples(metrics: bytes) -> Iterator[tuple[str, dict[str, str], float]]:

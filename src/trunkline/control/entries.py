@@ -7,6 +7,7 @@ Owns what is asked and said of all of them at once. Must never: decide that some
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from trunkline.core.decision import Exclusion
 from trunkline.core.fleet import Fleet, WorkerState
@@ -58,7 +59,32 @@ class Entries:
             if state.is_breaker_open != is_open:
                 self._fleet.update(state.worker, is_breaker_open=is_open)
 
+    def set_asleep(self, *, is_asleep: bool) -> None:
+        for state in self.states():
+            if state.is_asleep != is_asleep:
+                self._fleet.update(state.worker, is_asleep=is_asleep)
+
+    def let_in(self) -> None:
+        """Its first self-test is waited for no longer."""
+        for state in self.states():
+            if state.is_unchecked:
+                self._fleet.update(state.worker, is_unchecked=False)
+
+    def set_leaking(self, *, is_leaking: bool) -> None:
+        for state in self.states():
+            if state.is_leaking != is_leaking:
+                self._fleet.update(state.worker, is_leaking=is_leaking)
+
     def set_full(self, *, is_full: bool) -> None:
         for state in self.states():
             if state.is_full != is_full:
                 self._fleet.update(state.worker, is_full=is_full)
+
+
+def rank_headers(
+    ranks: Mapping[WorkerId, int], worker: WorkerId, name: str
+) -> tuple[tuple[str, str], ...]:
+    """What picks one rank out at a worker that has several."""
+    if len(ranks) == 1 and worker == name:
+        return ()
+    return (("x-data-parallel-rank", str(ranks[worker])),)

@@ -1,13 +1,15 @@
 """How busy a worker says it is: found out where it tells, read there from then on (C11).
 
-Owns the choice among the endpoints that engines have. Must never: guess where nothing is told.
-Read `engine.py` for what they answer.
+Owns the choice among the endpoints that engines have, and what a reading means for the worker's
+places in the fleet: full, asleep or paused. Must never: guess where nothing is told. Read
+`engine.py` for what they answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from trunkline.control.engine import (
     CacheFacts,
@@ -15,13 +17,21 @@ from trunkline.control.engine import (
     parse_cache,
     parse_json_load,
     parse_metrics_load,
+    parse_pause,
 )
+from trunkline.control.entries import Entries
+from trunkline.control.parts import MemberParts
+from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 
 LOAD_PATHS = ("/metrics", "/load", "/v1/loads", "/get_load", "/get_loads")
 """vLLM's two, SGLang's of today and of before (it has metrics where it was told to), and that of
 routers in front of it.
 """
+PAUSE_PATH = "/is_paused"
+"""Of engines in development mode; others are not paused."""
+
+_NOTHING = LoadReport(running=0, waiting=None, memory_ratio=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,7 @@ class LoadReader:
         self._get = get
         self._log = log
         self._path: str | None = None
+        self._tells_pause = True
         self.is_unknown = False
         """It answers nowhere; said once, until it does."""
 
@@ -59,9 +70,62 @@ class LoadReader:
                 report = parse_json_load(body)
             if report is not None:
                 self._path, self.is_unknown = path, False
-                return Reading(report=report, cache=cache)
+                is_paused = await self._is_paused()
+                return Reading(report=replace(report, is_paused=is_paused), cache=cache)
         self._path = None
         if not self.is_unknown:
             self.is_unknown = True
             self._log.warning("worker.load_unknown", worker=self._name, tried=" ".join(LOAD_PATHS))
         return Reading(report=None, cache=cache)
+
+    async def _is_paused(self) -> bool:
+        """What was sent to a paused engine would wait there for as long as it is."""
+        if not self._tells_pause:
+            return False
+        status, body = await self._get(PAUSE_PATH)
+        told = parse_pause(body) if status == 200 else None
+        self._tells_pause = told is not None
+        return bool(told)
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadWatch:
+    """Reads the load of one life of a worker, and enters it where choices are made."""
+
+    reader: LoadReader
+    entries: Entries
+    parts: MemberParts
+    cache: CacheFacts
+    """As it was when the worker joined."""
+    on_other: Callable[[], None] = field(repr=False)
+    """It is another than it was."""
+    on_read: Callable[[], None] = field(repr=False)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                reading = await self.reader.read()
+            except (WorkerLost, WorkerTimeout):
+                self._take(_NOTHING)  # its health probe says so
+            else:
+                self._take(reading.report or _NOTHING)
+                cache = reading.cache
+                is_known = cache is not None and cache.block_tokens is not None
+                if is_known and cache != self.cache:
+                    self.on_other()  # restarted with other settings (C24)
+            await asyncio.sleep(self.parts.health.load_interval_secs)
+
+    def _take(self, report: LoadReport) -> None:
+        states = self.entries.states()
+        if len(states) == 1:
+            # What is not known is not held against it: no foreign queue.
+            states[0].queue.correct(report.waiting or 0)
+        for worker in self.entries.workers if report.is_asleep else ():
+            # A sleeping engine has dropped its cache and publishes nothing about it (C20). A paused
+            # one may have kept it; if not, its first events say so.
+            self.parts.directory.clear(worker)
+        self.entries.set_asleep(is_asleep=report.is_asleep or report.is_paused)
+        if not self.entries.is_beating():
+            self.entries.set_full(is_full=self.parts.is_full(report.memory_ratio or 0.0, 0.0))
+        self.on_read()

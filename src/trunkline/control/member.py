@@ -12,21 +12,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from trunkline.control.discovery import NOTHING, Facts, ask, refusal
-from trunkline.control.engine import LoadReport, parse_models
-from trunkline.control.entries import Entries
+from trunkline.control.discovery import NOTHING, Facts, ask, probed, refusal, relisted
+from trunkline.control.engine import parse_models
+from trunkline.control.entries import Entries, rank_headers
 from trunkline.control.guard import Guard
 from trunkline.control.health import Health
-from trunkline.control.load import LoadReader
+from trunkline.control.load import LoadReader, LoadWatch
 from trunkline.control.parts import MemberParts, directory_bounds
 from trunkline.control.probe import is_refusal
+from trunkline.control.selftest import SelfTest
 from trunkline.control.silence import NO_EVENTS, Silence
 from trunkline.control.trouble import DRAINS, SHOWN, Trouble
-from trunkline.control.views import Heartbeat, MemberView, Mode, WorkerSpec, rank_view, shown_url
+from trunkline.control.views import (
+    CheckView,
+    Heartbeat,
+    MemberView,
+    Mode,
+    WorkerSpec,
+    rank_view,
+    shown_url,
+)
 from trunkline.core.actions import (
     Action,
     FeedBlind,
@@ -48,7 +56,6 @@ DISCOVERY_PAUSE_SECS = 0.5
 """Between attempts to reach a worker that has not answered yet."""
 
 _FOLLOWS = "follows the worker's cache events"
-_NO_LOAD = LoadReport(running=0, waiting=None, memory_ratio=None)
 
 
 class Member:
@@ -66,7 +73,7 @@ class Member:
         self._feeds: dict[WorkerId, WorkerFeed] = {}
         self._ranks: dict[WorkerId, int] = {}
         self._silence = Silence()
-        self._facts: Facts | None = None
+        self._facts = NOTHING
         self._block_tokens: int | None = None
         self._told_block_tokens: int | None = None
         """What its heartbeats say."""
@@ -76,6 +83,7 @@ class Member:
         self._health = Health(parts.health)
         self._load = LoadReader(spec.name, self._get, parts.log)
         self._guard = Guard(spec.name, parts.breaker, parts.log)
+        self._self_test = SelfTest(spec.name, self._entries, parts)
 
     @property
     def workers(self) -> list[WorkerId]:
@@ -85,12 +93,12 @@ class Member:
     @property
     def max_model_len(self) -> int | None:
         """What it announced; None where it does not say, or has not joined."""
-        return self._facts.max_model_len if self._facts and self.workers else None
+        return self._facts.max_model_len if self.workers else None
 
     @property
     def models(self) -> tuple[str, ...]:
         """The names it answers to; none while it is not in the fleet."""
-        return self._facts.models if self._facts and self.workers else ()
+        return self._facts.models if self.workers else ()
 
     async def live(self) -> None:
         """Discover, join and follow, until cancelled. Whatever a worker answers, it troubles nobody
@@ -143,7 +151,7 @@ class Member:
         """A good heartbeat: believe the worker until then, and what it says it holds."""
         parts, worker = self._parts, self.workers[0]
         parts.fleet.renew_lease(worker, lease_ends_at)
-        self._set_full(heartbeat.memory_ratio, heartbeat.load_ratio)
+        self._entries.set_full(is_full=parts.is_full(heartbeat.memory_ratio, heartbeat.load_ratio))
         if self._feeds:
             return  # its events say more than any digest
         if is_new_life:
@@ -152,6 +160,7 @@ class Member:
         if self.mode is not Mode.DIGEST:
             self.mode, self._reason = Mode.DIGEST, "sends heartbeats with checkpoint keys"
             self._put_target(worker)
+            self._self_test.renew()
         # A prefix that was routed there lately may still be waiting for its prefill.
         grace_ms = parts.routing.predicted_ttl_ms
         parts.directory.report(
@@ -163,12 +172,12 @@ class Member:
 
     def view(self) -> MemberView:
         parts, now = self._parts, self._parts.clock.now()
-        facts = self._facts or NOTHING
+        facts = self._facts
         exclusion = self._entries.exclusion(parts.clock.boot())
         return MemberView(
             name=self.spec.name,
             url=shown_url(self.spec.endpoint),
-            mode=self.mode,
+            mode=self._self_test.mode(self.mode),
             reason=self._shown_reason(exclusion),
             exclusion=exclusion,
             is_draining=self._is_draining,
@@ -185,16 +194,25 @@ class Member:
                 for state in self._entries.states()
             ),
             labels=dict(self.spec.labels),
+            check=self._self_test.view(),
         )
+
+    async def check(self) -> CheckView | None:
+        """Test it now; None while it is not in the fleet."""
+        return await self._self_test.ask() if self.workers else None
 
     def _shown_reason(self, exclusion: Exclusion | None) -> str:
         match exclusion:
+            case None if self.workers:
+                return self._self_test.reason(self.mode) or self._reason
             case None:
-                return self._reason if self.workers else self._trouble.text or self._reason
+                return self._trouble.text or self._reason
             case Exclusion.DRAINING:
                 return "; ".join(filter(None, (DRAINS, self._trouble.text)))
             case Exclusion.BREAKER:
                 return self._guard.reason
+            case Exclusion.ISOLATION:
+                return self._self_test.verdict
             case _:
                 return SHOWN.get(exclusion, self._trouble.text)
 
@@ -212,7 +230,7 @@ class Member:
                     self._set_unhealthy()  # it was to be asked anew, and nobody else looks after it
                 self._complain("worker.unreachable")
             else:
-                why_not = refusal(facts, parts.model, wanted, has_tenants=parts.has_tenants)
+                why_not = refusal(facts, parts.model, wanted, has_tenants=parts.keeps_apart)
                 if why_not is None:
                     return facts
                 self._part(why_not)
@@ -249,6 +267,7 @@ class Member:
         # What its last life did wrong says nothing about this one.
         self._guard = Guard(self.spec.name, parts.breaker, parts.log)
         self._health.begin()
+        self._self_test.begin()
         self._facts = facts
         self._again.clear()
         self.model_id = parts.model.settle(facts.models, self.spec.model_id)
@@ -281,6 +300,7 @@ class Member:
                 block_tokens=block_tokens,
                 queue=queues.get(worker) or PrefillQueue(),
                 is_draining=self._is_draining,
+                is_unchecked=self._self_test.holds,
             )
             self._entries.add(state)
             self._ranks[worker] = rank
@@ -295,18 +315,19 @@ class Member:
             parts.log.info("worker.reached", worker=self.spec.name, away_ms=away_ms)
 
     def _put_target(self, worker: WorkerId) -> None:
-        routing, guard, facts = self._parts.routing, self._guard, self._facts or NOTHING
-        is_exact = self.mode is Mode.EXACT
+        routing, guard, facts = self._parts.routing, self._guard, self._facts
+        is_exact = self._self_test.mode(self.mode) is Mode.EXACT
         self._parts.targets.add_target(
             Target(
                 worker=worker,
                 endpoint=self.spec.endpoint,
-                headers=self._rank_headers(worker),
+                headers=rank_headers(self._ranks, worker, self.spec.name),
                 predicted_ttl_ms=routing.predicted_ttl_ms
                 if is_exact
                 else routing.approximate_ttl_ms,
                 max_model_len=facts.max_model_len,
                 engine=facts.engine,
+                models=frozenset(self.models),
                 agent=self._parts.agent(self.spec.name),
                 wants_checkpoints=self.mode is Mode.DIGEST,
                 on_sent=partial(self._on_sent, guard),
@@ -314,16 +335,20 @@ class Member:
             )
         )
 
-    def _rank_headers(self, worker: WorkerId) -> tuple[tuple[str, str], ...]:
-        if len(self._ranks) == 1 and worker == self.spec.name:
-            return ()
-        return (("x-data-parallel-rank", str(self._ranks[worker])),)
-
     # -- following -------------------------------------------------------------------------------
 
     async def _follow(self, facts: Facts) -> None:
         """Until the worker was away and is back, or is another than it was."""
-        following = [self._follow_load(), self._follow_health()]
+        watch = LoadWatch(
+            reader=self._load,
+            entries=self._entries,
+            parts=self._parts,
+            cache=facts.cache,
+            on_other=self._again.set,
+            on_read=self._listen,
+        )
+        following = [watch.run(), self._follow_health(), self._self_test.hold()]
+        following.append(self._self_test.run(self._ranked, self._adapters, self._put_targets))
         for worker, source in zip(self.workers, facts.sources, strict=False):
             feed = self._feeds[worker]
             following.append(self._parts.run_feed(source, feed, self._on_feed_action))
@@ -332,6 +357,12 @@ class Member:
             await self._again.wait()
             for task in tasks:
                 task.cancel()
+
+    def _ranked(self) -> list[tuple[WorkerId, WorkerFeed | None]]:
+        return [(worker, self._feeds.get(worker)) for worker in self.workers]
+
+    def _adapters(self) -> tuple[str, ...]:
+        return self._facts.adapters
 
     async def _keep(self, work: Coroutine[Any, Any, None]) -> None:  # Any: what it awaits
         """A mistake of ours with one worker must not end all others: it is written down, and this
@@ -367,6 +398,7 @@ class Member:
                 log.info("feed.trusted", worker=action.worker)
             case WorkerRestarted():
                 log.info("worker.restarted", worker=action.worker)
+                self._self_test.renew()
             case RequestReplay():
                 raise AssertionError("the runner carries out replays itself")
 
@@ -374,7 +406,9 @@ class Member:
         """Takes the worker out, and has it asked anew when it answers well again."""
         while True:
             await self._health.until_due()
-            if await self._probe():
+            wrong = await probed(self.spec.name, self._parts.health, self._get)
+            self._trouble.text = wrong or self._trouble.text
+            if not wrong:
                 is_enough = self._health.passed()
                 if self._entries.is_healthy():
                     self._trouble.text = ""
@@ -391,65 +425,22 @@ class Member:
                     self._set_unhealthy()
             self._sync_breaker()
 
-    async def _probe(self) -> bool:
-        path = self._parts.health.health_check_endpoint
-        try:
-            status, _ = await self._get(path)
-        except (WorkerLost, WorkerTimeout) as error:
-            self._trouble.text = str(error)
-            return False
-        if status != 200:
-            self._trouble.text = f"{self.spec.name}{path} answered {status}"
-        return status == 200
-
     async def _refresh_models(self) -> None:
         """Adapters come and go while an engine runs; its model does not."""
-        assert self._facts is not None, "followed before it was asked"
         try:
             status, body = await self._get("/v1/models")
         except (WorkerLost, WorkerTimeout):
             return  # the next health probe says so
-        models = tuple(model.model_id for model in parse_models(body)) if status == 200 else ()
-        if models and models != self._facts.models:
-            self._facts = replace(self._facts, models=models)
-            if self._parts.model.refusal(models, self.spec.model_id) is not None:
+        facts = relisted(self._facts, parse_models(body) if status == 200 else ())
+        if facts != self._facts:
+            self._facts = facts
+            self._put_targets()
+            if self._parts.model.refusal(facts.models, self.spec.model_id) is not None:
                 self._again.set()
 
     def _set_unhealthy(self) -> None:
         self._complain("worker.unhealthy")
         self._entries.set_unhealthy()
-
-    async def _follow_load(self) -> None:
-        assert self._facts is not None, "followed before it was asked"
-        while True:
-            try:
-                reading = await self._load.read()
-            except (WorkerLost, WorkerTimeout):
-                self._take_load(_NO_LOAD)  # its health probe says so
-            else:
-                self._take_load(reading.report or _NO_LOAD)
-                cache = reading.cache
-                is_known = cache is not None and cache.block_tokens is not None
-                if is_known and cache != self._facts.cache:
-                    self._again.set()  # restarted with other settings (C24)
-            await asyncio.sleep(self._parts.health.load_interval_secs)
-
-    def _take_load(self, report: LoadReport) -> None:
-        states = self._entries.states()
-        if len(states) == 1:
-            # What is not known is not held against it: no foreign queue.
-            states[0].queue.correct(report.waiting or 0)
-        for worker in self.workers if report.is_asleep else ():
-            # A sleeping engine has dropped its cache and publishes nothing about it (C20).
-            self._parts.directory.clear(worker)
-        if not self._entries.is_beating():
-            self._set_full(report.memory_ratio or 0.0, 0.0)
-        self._listen()
-
-    def _set_full(self, memory_ratio: float, load_ratio: float) -> None:
-        routing = self._parts.routing
-        is_full = memory_ratio > routing.memory_watermark or load_ratio > routing.load_watermark
-        self._entries.set_full(is_full=is_full)
 
     # -- silence ---------------------------------------------------------------------------------
 
@@ -470,6 +461,13 @@ class Member:
 
     def _set_mode(self, mode: Mode, reason: str) -> None:
         self.mode, self._reason = mode, reason
+        self._put_targets()
+
+    def _put_targets(self) -> None:
+        told = self._self_test.told_block_tokens
+        if told not in (None, self._block_tokens) and self.spec.block_tokens is None:
+            self._told_block_tokens = told  # its events win (C54)
+            self._again.set()
         for worker in self.workers:
             self._put_target(worker)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 
+from trunkline.control.flush import Flushed, flush
 from trunkline.control.member import Member, MemberParts
 from trunkline.control.supervised import Supervised
-from trunkline.control.views import Heartbeat, MemberView, WorkerSpec
+from trunkline.control.views import CheckView, Heartbeat, MemberView, WorkerSpec
 from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.leases import LeaseTable
 from trunkline.core.records import BootInstant
@@ -76,6 +77,23 @@ class Membership(Supervised):
         if member is not None:
             member.drain()
         return member is not None
+
+    async def check(self, name: str) -> CheckView | None:
+        """Test a worker now; None when it is unknown, or cannot be reached."""
+        member = self._members.get(name)
+        return await member.check() if member is not None else None
+
+    async def reset(self, name: str) -> Flushed | None:
+        """Have a worker drop its whole prefix cache, and forget at once what it held; None when it
+        is unknown.
+        """
+        member = self._members.get(name)
+        if member is None:
+            return None
+        outcome = await flush(member.spec.endpoint, self._parts.fetch)
+        for worker in member.workers if outcome is Flushed.DONE else ():
+            self._parts.directory.clear(worker)
+        return outcome
 
     def heartbeat(self, heartbeat: Heartbeat) -> str | None:
         """Take a heartbeat of a digest-mode worker; why it was refused, None when it was not."""

@@ -17,7 +17,14 @@ from trunkline.core.fleet import Fleet
 from trunkline.core.records import WorkerId
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
-from trunkline.ports.worker import EventSource, FeedRunner, Fetch, Targets, WorkerAgent
+from trunkline.ports.worker import (
+    EventSource,
+    Examine,
+    FeedRunner,
+    Fetch,
+    Targets,
+    WorkerAgent,
+)
 
 HELD_PER_CAPACITY = 2
 HELD_SLACK_BLOCKS = 1_024
@@ -45,11 +52,15 @@ class MemberParts:
     log: EventLog
     holdings: Holdings | None = None
     """None where nothing is ever revoked: everybody is one tenant."""
+    examine: Examine | None = None
+    """Tests a worker; None where nobody does."""
+    keeps_apart: bool = False
+    """Tenants are to be kept apart: a worker that does not is given none of their requests."""
 
-    @property
-    def has_tenants(self) -> bool:
-        """Whether callers are kept apart."""
-        return self.holdings is not None
+    def is_full(self, memory_ratio: float, load_ratio: float) -> bool:
+        """Whether a worker is above a watermark: it keeps its prefixes and gets no new ones."""
+        routing = self.routing
+        return memory_ratio > routing.memory_watermark or load_ratio > routing.load_watermark
 
     def agent(self, name: str) -> WorkerAgent | None:
         """What stands beside a worker that has just joined, or is another than it was."""

@@ -17,6 +17,8 @@ MAX_REMINDER_MS = 600_000.0
 DRAINS = "takes no new requests; those in flight end"
 SHOWN = {
     Exclusion.LEASE: "its heartbeats stopped: the lease of the last one ran out",
+    Exclusion.ASLEEP: "its engine sleeps or is paused; a request would wait until it wakes",
+    Exclusion.CHECKING: "whether it keeps tenants apart is being tested",
     Exclusion.WARMING: "it takes over what is hot before it takes requests",
 }
 """What is said of a worker that routing leaves out, where that is all there is to say."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from enum import Enum
 
+from trunkline.core.alignment import Examination
 from trunkline.core.decision import Exclusion
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
@@ -57,6 +58,16 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckView:
+    """What the self-test of a worker came to."""
+
+    examination: Examination | None
+    """The last that came to its end; None while none has."""
+    unfinished: str
+    """Why the one after it did not; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView:
     """One worker for operators; no secrets."""
 
@@ -79,6 +90,7 @@ class MemberView:
     degraded: tuple[str, ...]
     ranks: tuple[RankView, ...]
     labels: dict[str, str]
+    check: CheckView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,14 @@ class Exclusion(Enum):
     LEASE = "lease-expired"
     WARMING = "warming"
     """It has just come and takes over what is hot before it takes requests."""
+    ADAPTER = "no-such-adapter"
+    """It does not serve the adapter that is asked for."""
+    ASLEEP = "asleep"
+    """Its engine sleeps or is paused."""
+    CHECKING = "checking"
+    """It has just come, and whether it keeps tenants apart is being tested."""
+    ISOLATION = "isolation-failed"
+    """It reused KV under another salt: no request of a tenant goes there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +123,8 @@ class Decision:
     """From whom the chosen worker pulls; None where it pulls nothing."""
     source_ready_ms: float = 0.0
     """How long that one is expected to need until it has computed all of it."""
+    notes: tuple[str, ...] = ()
+    """What was out of order in the fleet when it was made."""
 
     @property
     def worker(self) -> WorkerId:
@@ -157,6 +167,7 @@ class Decision:
             f"worker={self.worker}; reason={self.reason.value}; matched={self.matched_tokens}"
             f"/{self.prompt_tokens}; {pull}queue_ms={self.candidates.queue_ms[index]:.1f}; "
             f"miss_ms={self.miss_ms:.1f}; gain_ms={self.gain.net_ms:.1f}; policy={self.policy}"
+            + (f"; degraded={len(self.notes)}" if self.notes else "")
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,6 +189,7 @@ class Decision:
                 "transfer_ms": round(self.gain.transfer_ms, 3),
                 "imbalance_ms": round(self.gain.imbalance_ms, 3),
             },
+            "notes": list(self.notes),
             "candidates": self.candidates.rows(),
             "excluded": {
                 worker: reason.value for worker, reason in self.candidates.excluded.items()

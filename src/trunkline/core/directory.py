@@ -94,6 +94,7 @@ class _Holder:
     max_predicted: int
     max_held: int
     is_trusted: bool = True
+    is_barred: bool = False
     digest: _Digest | None = None
     predicted_until: float = 0.0
     event_age_ms: float = 0.0
@@ -123,7 +124,7 @@ class Directory:
         self._index = BlockIndex(max_blocks, seed)
         self._max_blocks = max_blocks
         self._holders: dict[WorkerId, _Holder] = {}
-        # Holders whose depths `match` has to correct: untrusted ones, and those with a digest.
+        # Holders whose depths `match` corrects: untrusted and barred ones, and those with a digest.
         self._special: dict[WorkerId, _Holder] = {}
         self._incarnation_count = 0
         self._namespace_ids: dict[bytes, int] = {}
@@ -245,8 +246,16 @@ class Directory:
         holder.is_trusted = is_trusted
         self._note_special(worker, holder)
 
+    def bar(self, worker: WorkerId, is_barred: bool) -> None:
+        """Whether nothing counts there, neither what it tells nor what we sent: a self-test says
+        so. What it tells is kept all the same.
+        """
+        holder = self._holders[worker]
+        holder.is_barred = is_barred
+        self._note_special(worker, holder)
+
     def _note_special(self, worker: WorkerId, holder: _Holder) -> None:
-        if holder.is_trusted and holder.digest is None:
+        if holder.is_trusted and not holder.is_barred and holder.digest is None:
             self._special.pop(worker, None)
         else:
             self._special[worker] = holder
@@ -409,7 +418,7 @@ class Directory:
             checkpoints = chain.checkpoints()
         for holder in self._special.values():
             slot = holder.slot
-            if not holder.is_trusted and self._index.held_count(slot):
+            if holder.is_barred or (not holder.is_trusted and self._index.held_count(slot)):
                 device[slot] = resident[slot] = expected[slot] = 0
             elif holder.digest is not None and holder.block_tokens == chain.block_tokens:
                 depth = _digest_depth(holder.digest, checkpoints, chain, expected[slot])
@@ -421,6 +430,10 @@ class Directory:
             resident=resident,
             expected=expected,
         )
+
+    def told(self, worker: WorkerId, chain: KeyChain) -> int:
+        """Leading blocks on the device there as its events have it, believed or not."""
+        return self._index.match(chain.packed)[0][self._holders[worker].slot]
 
     def _is_live(self, chain: KeyChain) -> bool:
         """What heartbeats report outlives a namespace by a heartbeat, and must not count then."""

@@ -17,6 +17,8 @@ does, `actions.py` for what the shell is asked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trunkline.core.actions import (
     Action,
     FeedBlind,
@@ -26,7 +28,7 @@ from trunkline.core.actions import (
     WorkerRestarted,
 )
 from trunkline.core.directory import MAX_EVENT_AGE_MS, Directory
-from trunkline.core.events import EventBatch
+from trunkline.core.events import BlocksStored, EventBatch
 from trunkline.core.folding import Folding
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.recovery import Recovery
@@ -94,6 +96,10 @@ class WorkerFeed:
     @property
     def stats(self) -> FeedStats:
         return self._residency.stats
+
+    def watch(self, watcher: Callable[[BlocksStored], None] | None) -> None:
+        """Have a look at each run that is stored from now on, until None is given."""
+        self._residency.watcher = watcher
 
     @property
     def state(self) -> FeedState:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 from trunkline.core.decision import Exclusion
 from trunkline.core.load import ChurnClock, PrefillQueue
@@ -32,8 +33,27 @@ class WorkerState:
     """Above the memory or load watermark: keeps its prefixes, gets no new ones."""
     is_warming: bool = False
     """It takes over what is hot; chosen only where nobody else is usable."""
+    is_asleep: bool = False
+    """Its engine sleeps or is paused: what is sent there waits until it is woken."""
+    is_unchecked: bool = False
+    """Its first self-test is still going on, and tenants are to be kept apart."""
+    is_leaking: bool = False
+    """A self-test saw that it does not keep tenants apart, as it must."""
     lease_ends_at: BootInstant = BootInstant(math.inf)
     """Infinite for workers without heartbeats; their health is probed."""
+
+
+class Changes(TypedDict, total=False):
+    """What `Fleet.update` changes of a `WorkerState`."""
+
+    is_healthy: bool
+    is_draining: bool
+    is_breaker_open: bool
+    is_full: bool
+    is_warming: bool
+    is_asleep: bool
+    is_unchecked: bool
+    is_leaking: bool
 
 
 class Fleet:
@@ -78,30 +98,13 @@ class Fleet:
             self._block_sizes = list(dict.fromkeys(s.block_tokens for s in self._states.values()))
         return self._block_sizes
 
-    def update(
-        self,
-        worker: WorkerId,
-        *,
-        is_healthy: bool | None = None,
-        is_draining: bool | None = None,
-        is_breaker_open: bool | None = None,
-        is_full: bool | None = None,
-        is_warming: bool | None = None,
-    ) -> None:
-        """Change what the filters ask about; None leaves a field as it is."""
+    def update(self, worker: WorkerId, **changes: Unpack[Changes]) -> None:
+        """Change what the filters ask about; what is not named stays as it is."""
         state = self._states.get(worker)
         if state is None:
             return
-        if is_healthy is not None:
-            state.is_healthy = is_healthy
-        if is_draining is not None:
-            state.is_draining = is_draining
-        if is_breaker_open is not None:
-            state.is_breaker_open = is_breaker_open
-        if is_full is not None:
-            state.is_full = is_full
-        if is_warming is not None:
-            state.is_warming = is_warming
+        for name, value in changes.items():
+            setattr(state, name, value)
         self._usable = None
 
     def renew_lease(self, worker: WorkerId, ends_at: BootInstant) -> None:
@@ -156,4 +159,10 @@ def _exclusion(state: WorkerState, boot: BootInstant) -> Exclusion | None:
         return Exclusion.BREAKER
     if boot >= state.lease_ends_at:
         return Exclusion.LEASE
+    if state.is_asleep:
+        return Exclusion.ASLEEP
+    if state.is_leaking:
+        return Exclusion.ISOLATION
+    if state.is_unchecked:
+        return Exclusion.CHECKING
     return None

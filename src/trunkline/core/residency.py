@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -90,6 +91,8 @@ class Residency:
         self.strike_reason = ""
         self.has_lost_orphans = False
         """A run was given up since this was last set to False: a resync might find its parent."""
+        self.watcher: Callable[[BlocksStored], None] | None = None
+        """Told of each run that was stored, before anything is done with it."""
         self._worker = worker
         self._directory = directory
         self._orphans = Orphans(max_parked_runs=max_parked_runs, parked_ttl_ms=parked_ttl_ms)
@@ -171,6 +174,8 @@ class Residency:
     # -- stored ------------------------------------------------------------------------------------
 
     def _on_stored(self, event: BlocksStored, now: Instant) -> None:
+        if self.watcher is not None:
+            self.watcher(event)
         if not event.hashes or len(event.tokens) != len(event.hashes) * event.block_tokens:
             self.stats.bad_events += 1
             self.strike(

@@ -74,11 +74,15 @@ class Router:
         now: Instant,
         boot: BootInstant,
         tried: frozenset[WorkerId] = frozenset(),
+        lacking: frozenset[WorkerId] = frozenset(),
     ) -> Decision | None:
         """Choose a worker; None when no worker is usable. Changes nothing but the policy's own
-        cursor.
+        cursor. `lacking` do not have the adapter that is asked for.
         """
-        states, excluded = self._fleet.usable(boot, tried)
+        states, excluded = self._fleet.usable(boot, tried | lacking)
+        if lacking:
+            was_tried = {w for w, why in excluded.items() if why is Exclusion.TRIED}
+            excluded = {**excluded, **dict.fromkeys(was_tried - tried, Exclusion.ADAPTER)}
         by_slot = request.matched_tokens
         holders = states
         if by_slot is None:

@@ -102,6 +102,8 @@ def admin_app(
         ("POST", "/workers", Act.WORKERS_CHANGE, admin.add_worker),
         ("GET", "/workers", Act.WORKERS_READ, admin.list_workers),
         ("POST", "/workers/{worker:path}/drain", Act.WORKERS_CHANGE, admin.drain_worker),
+        ("POST", "/workers/{worker:path}/check", Act.WORKERS_CHANGE, admin.check_worker),
+        ("POST", "/workers/{worker:path}/reset", Act.WORKERS_CHANGE, admin.reset_worker),
         ("DELETE", "/workers/{worker:path}", Act.WORKERS_CHANGE, admin.remove_worker),
         ("GET", "/workers/{worker:path}", Act.WORKERS_READ, admin.show_worker),
         ("POST", "/add_worker", Act.WORKERS_CHANGE, admin.add_worker_url),
@@ -220,6 +222,18 @@ class _Admin:
         worker = _worker_named(request)
         change = FleetChange(verb="drain", worker=worker)
         return await self._change(request, change, partial(self._backend.drain_worker, worker))
+
+    async def reset_worker(self, request: Request) -> Response:
+        worker = _worker_named(request)
+        change = FleetChange(verb="reset", worker=worker)
+        return await self._change(request, change, partial(self._backend.reset_worker, worker))
+
+    async def check_worker(self, request: Request) -> Response:
+        """Changes nothing that anybody would ask after: it is on no record."""
+        outcome = await self._backend.check_worker(_worker_named(request))
+        if isinstance(outcome, Refused):
+            return problem_response(outcome.status, outcome.message, outcome.code)
+        return missing() if outcome is None else json_response(outcome)
 
     async def _change(
         self,

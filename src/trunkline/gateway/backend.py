@@ -19,7 +19,16 @@ from trunkline.core.records import BlockKey, WorkerId
 from trunkline.gateway.permissions import Act, Extent
 
 WorkerCondition = Literal[
-    "joining", "warming", "ready", "unhealthy", "draining", "breaker-open", "lease-expired"
+    "joining",
+    "checking",
+    "warming",
+    "ready",
+    "asleep",
+    "unhealthy",
+    "draining",
+    "breaker-open",
+    "lease-expired",
+    "isolation-failed",
 ]
 """`ready` may be chosen now; the others may not."""
 
@@ -40,7 +49,7 @@ class WorkerJob:
     """What became of an order, so far. `GET /workers/{id}` tells the rest."""
 
     worker: WorkerId
-    state: WorkerCondition | Literal["removed"]
+    state: WorkerCondition | Literal["removed", "reset"]
     reason: str = ""
 
 
@@ -106,6 +115,14 @@ class AdminBackend(Protocol):
 
     async def drain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
         """No new requests; it stays listed."""
+        ...
+
+    async def check_worker(self, worker: WorkerId) -> WorkerView | Refused | None:
+        """Test it now; its view with what came of it."""
+        ...
+
+    async def reset_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        """Have its engine drop its prefix cache, and forget what it held."""
         ...
 
     async def decisions(
@@ -392,7 +409,7 @@ class PublicView:
 class FleetChange:
     """What is about to happen to which worker, as its caller names it."""
 
-    verb: Literal["add", "drain", "remove"]
+    verb: Literal["add", "drain", "remove", "reset"]
     worker: str
 
 

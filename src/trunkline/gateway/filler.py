@@ -14,8 +14,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.keys import KeyChain, chain
@@ -23,10 +21,11 @@ from trunkline.core.publics import PublicPrefix
 from trunkline.core.records import NamespaceTag, WorkerId
 from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.gateway.contracts import Grant
+from trunkline.gateway.errands import Errand, Errands
 from trunkline.gateway.namespaces import Namespaces
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.observe import EventLog
-from trunkline.ports.worker import Post, Target
+from trunkline.ports.worker import Target
 
 BEAT_S = 0.5
 TIMEOUT_MS = 60_000.0
@@ -45,8 +44,7 @@ class FillerParts:
     directory: Directory
     fleet: Fleet
     target_of: Callable[[WorkerId], Target | None]
-    served_model: Callable[[], str]
-    post: Post
+    errands: Errands
     log: EventLog
 
 
@@ -140,22 +138,15 @@ class Filler:
 
     async def _fill(self, missing: _Missing) -> None:
         parts, state, target, grant = self._parts, missing.state, missing.target, missing.grant
-        body = {
-            "cache_salt": parts.namespaces.salt(grant, state.block_tokens),
-            "model": parts.served_model(),
-            "prompt": _whole(missing.prefix, state.block_tokens).tolist(),
-            "max_tokens": 1,
-            "temperature": 0,
-        }
-        ticket = ("x-trunkline-ticket", parts.namespaces.ticket(grant, state.block_tokens))
+        errand = Errand(
+            target=target,
+            block_tokens=state.block_tokens,
+            grant=grant,
+            tokens=_whole(missing.prefix, state.block_tokens),
+            timeout_ms=TIMEOUT_MS,
+        )
         try:
-            status, _ = await parts.post(
-                target.endpoint,
-                "/v1/completions",
-                msgspec.json.encode(body),
-                timeout_ms=TIMEOUT_MS,
-                headers=(*target.headers, ticket),
-            )
+            status, _ = await parts.errands.run(errand)
         except (WorkerLost, WorkerTimeout) as error:
             parts.log.warning("public.not_filled", worker=state.worker, why=str(error))
             return

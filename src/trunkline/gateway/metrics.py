@@ -116,9 +116,13 @@ FAMILIES: Mapping[str, Family] = {
         _counter("pull_seconds_total", "Time of pulls, sum."),
         _counter("phantom_entries_total", "Blocks that were to be pulled and were not there."),
         _gauge("pull_sources_suspect", "Workers whose bytes were wrong too often to pull from."),
+        _counter("pull_canaries_total", "Tests of pulls with a prefix of our own.", "end"),
+        _gauge("pulls_degraded", "Workers to which no canary came through: an alarm."),
         _counter("pulled_wrong_bytes_total", "Pulls that ended at bytes which failed their check."),
         _worker(Kind.GAUGE, "worker_health", "1 if the worker may be chosen."),
         _worker(Kind.GAUGE, "worker_degraded", "1 if it tells no load, or sends no events."),
+        _worker(Kind.GAUGE, "worker_misaligned", "1 if its self-test found something wrong."),
+        _worker(Kind.GAUGE, "worker_leaking", "1 if it reused KV across salts: an alarm."),
         _worker(Kind.GAUGE, "worker_cb_state", "Breaker: 0 closed, 1 open, 2 half-open."),
         _worker(Kind.GAUGE, "worker_requests_active", "Requests in flight at the worker."),
         _worker(Kind.GAUGE, "worker_queue_seconds", "Predicted prefill in front of a new request."),
@@ -196,11 +200,16 @@ class WorkerRow:
     is_stream_untrusted: bool = False
     is_degraded: bool = False
     """It does not tell its load, or announced events and sends none."""
+    is_misaligned: bool = False
+    is_leaking: bool = False
+    """What its last self-test said."""
 
     def samples(self) -> Iterator[Sample]:
         labels = (self.worker,)
         yield Sample("worker_health", int(self.is_healthy), labels)
         yield Sample("worker_degraded", int(self.is_degraded), labels)
+        yield Sample("worker_misaligned", int(self.is_misaligned), labels)
+        yield Sample("worker_leaking", int(self.is_leaking), labels)
         yield Sample("worker_cb_state", self.breaker, labels)
         yield Sample("worker_requests_active", self.requests_active, labels)
         yield Sample("worker_queue_seconds", self.queue_ms / 1_000.0, labels)

@@ -170,6 +170,13 @@ class Namespaces:
             known = kept.ticket = (grant.admission, quota, text)
         return known[2]
 
+    def forget(self, grant: Grant, block_tokens: int) -> None:
+        """Give a namespace back that nobody will ask for again."""
+        assert grant.scope is not None, "nothing was made for it"
+        owner, name = _owner(grant.scope), (grant.domain, grant.adapter, block_tokens)
+        if self._kept.get(owner, name) is not None:
+            self._index.retire_namespace(self._kept.pop(owner, name).namespace.tag)
+
     def keeps(self, grant: Grant, block_tokens: int) -> bool:
         """Whether the grant's namespace is in use: false once one of its epochs was raised."""
         if grant.scope is None:

@@ -12,7 +12,7 @@ import base64
 import hashlib
 from array import array
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trunkline.core.cost import calibrate
 from trunkline.core.debts import Lending, owed_from
@@ -34,6 +34,9 @@ from trunkline.gateway.tickets import Ticket, Tickets
 from trunkline.gateway.tokenise import PromptTokens, too_long
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import AttemptEnd, PullAddress, Target
+
+MAX_NOTES = 8
+"""Lines beside a decision; a fleet with more trouble is explained well enough by these."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -222,10 +225,20 @@ class FleetPicker:
             now=now,
             boot=self._clock.boot(),
             tried=tried,
+            lacking=self._lacking(request.grant.adapter),
         )
         if decision is None:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
+        if self.desk is not None and self.desk.degraded:
+            decision = replace(decision, notes=tuple(self.desk.degraded.values())[:MAX_NOTES])
         return self._commit(request, decision, of_size, sources, now)
+
+    def _lacking(self, adapter: str) -> frozenset[WorkerId]:
+        """Workers that do not serve this adapter; none for the model itself."""
+        if not adapter:
+            return frozenset()
+        known = ((worker, target.models) for worker, target in self._targets.items())
+        return frozenset(worker for worker, models in known if models and adapter not in models)
 
     def _keys(self, grant: Grant, tokens: array[int] | None) -> dict[int, PromptKeys]:
         """Those for each block size in the fleet, nearly always one; none where nothing may be

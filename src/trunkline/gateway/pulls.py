@@ -179,6 +179,8 @@ class PullDesk:
         self.accounts = PullAccounts()
         self.sources = Sources()
         self.hot = HotPrompts()
+        self.degraded: dict[WorkerId, str] = {}
+        """Destinations whose canary was lost, and where (`canary.py`)."""
         self.links = links
         self._transfer_key = transfer_key
         self._clock = clock

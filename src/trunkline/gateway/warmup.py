@@ -10,21 +10,21 @@ what is hot, `pulls.py` for orders.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import msgspec
 
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import WorkerLost, WorkerTimeout
+from trunkline.gateway.errands import Errand, Errands
 from trunkline.gateway.hot import HotPrompt
 from trunkline.gateway.namespaces import Namespaces
 from trunkline.gateway.pulls import PullDesk, PullPlan, pull_address
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
-from trunkline.ports.worker import Post, PullAddress, Target
+from trunkline.ports.worker import PullAddress, Target
 
 WARM_MS = 10_000.0
 """The longest that a worker is kept out for it."""
@@ -40,8 +40,7 @@ class WarmerParts:
     directory: Directory
     fleet: Fleet
     target_of: Callable[[WorkerId], Target | None]
-    served_model: Callable[[], str]
-    post: Post
+    errands: Errands
     clock: Clock
     log: EventLog
 
@@ -139,22 +138,18 @@ class Warmer:
         order = parts.desk.order(plan, stakes, keys, prompt.tokens, ends.get)
         if order is None:
             return
-        body = {
-            "cache_salt": parts.namespaces.salt(grant, keys.block_tokens),
-            "model": parts.served_model(),
-            # The last token is always computed: one more than what is pulled.
-            "prompt": [*prompt.tokens[: last_block * keys.block_tokens], 0],
-            "max_tokens": 1,
-        }
-        ticket = ("x-trunkline-ticket", parts.namespaces.ticket(grant, keys.block_tokens))
+        # The last token is always computed: one more than what is pulled.
+        lead = prompt.tokens[: last_block * keys.block_tokens] + array("I", [0])
+        errand = Errand(
+            target=target,
+            block_tokens=keys.block_tokens,
+            grant=grant,
+            tokens=lead,
+            timeout_ms=WARM_MS,
+            headers=(order.header,),
+        )
         try:
-            status, _ = await parts.post(
-                target.endpoint,
-                "/v1/completions",
-                msgspec.json.encode(body),
-                timeout_ms=WARM_MS,
-                headers=(*target.headers, ticket, order.header),
-            )
+            status, _ = await parts.errands.run(errand)
         except (WorkerLost, WorkerTimeout) as error:
             parts.log.info("worker.not_warm", worker=state.worker, why=str(error))
             return

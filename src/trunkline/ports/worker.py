@@ -6,12 +6,13 @@ there; neither imports the other. Plain records and two Protocols.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from trunkline.core.actions import Action
+from trunkline.core.alignment import Examination
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.records import WorkerId
 
@@ -126,6 +127,8 @@ class Target:
     max_model_len: int | None = None
     """Longest prompt that it takes; None where it does not say."""
     engine: EngineKind = EngineKind.UNKNOWN
+    models: frozenset[str] = frozenset()
+    """The names that it answers to, adapters included; empty where that is not known."""
     agent: WorkerAgent | None = None
     wants_checkpoints: bool = False
     """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
@@ -165,6 +168,20 @@ class FeedRunner(Protocol):
         self, source: EventSource, feed: WorkerFeed, on_action: Callable[[Action], None]
     ) -> None:
         """`on_action` gets what concerns the worker as a whole: trust, restarts, failure."""
+        ...
+
+
+class Examine(Protocol):
+    """Tests a worker with requests of the gateway's own."""
+
+    async def __call__(
+        self,
+        ranks: Sequence[tuple[WorkerId, WorkerFeed | None]],
+        adapters: Sequence[str],
+    ) -> Examination:
+        """One worker's ranks, each with its event feed where it has one; the adapters that it
+        serves. Never raises for what the worker does.
+        """
         ...
 
 

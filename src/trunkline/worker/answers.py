@@ -42,6 +42,8 @@ class Answer:
     pulls: Pulls | None = None
     """Who carries out the job's call, where it has one."""
     lifts: Lifts | None = None
+    tells_reuse: bool = True
+    """Whether its usage says how much was reused."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -122,7 +124,7 @@ class Answer:
         yield self._last_chunk(end.reason)
         if request.includes_usage:
             yield b"data: " + _encode(
-                {**self._envelope(), "choices": [], "usage": usage(job, sent)}
+                {**self._envelope(), "choices": [], "usage": self._usage(sent)}
             )
             yield b"\n\n"
 
@@ -156,13 +158,17 @@ class Answer:
             {
                 **self._envelope(kind),
                 "choices": [choice],
-                "usage": usage(job, end.tokens),
+                "usage": self._usage(end.tokens),
             }
         )
         length = str(len(body)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send(_start([*headers, *self._pulled()]))
         await send({"type": "http.response.body", "body": body})
+
+    def _usage(self, completion_tokens: int) -> dict[str, Any]:
+        told = usage(self.job, completion_tokens)
+        return told if self.tells_reuse else {**told, "prompt_tokens_details": None}
 
     async def _failed(self, failure: Failure, send: Send) -> None:
         body = _encode(error_body(failure.status, failure.message))

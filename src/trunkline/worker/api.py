@@ -10,7 +10,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -193,6 +193,10 @@ class Api:
         if self.takes_tickets:
             terms = self._terms(request, generation)
             call = self._call(request, terms)
+        if self.faults.is_ignoring_salt:
+            generation, terms, call = replace(generation, salt=None, regions=()), STOCK, None
+        if self.faults.has_no_prefix_cache:
+            terms = replace(terms, reuses=False)
         rank = self._rank_for(request)
         if call is None and self._waits_for_kv(rank, generation, terms):
             call = PullCall(None)
@@ -221,6 +225,7 @@ class Api:
             on_started=label,
             pulls=storage.exchange.pulls if storage and storage.exchange else None,
             lifts=storage.lifts if storage else None,
+            tells_reuse=not self.faults.has_no_usage_details,
         )
 
     def _name_of(self, request: Request) -> str:

@@ -31,7 +31,7 @@ from trunkline.ports.tokenizer import Tokenizer
 from trunkline.worker.agent import Agent
 from trunkline.worker.api import Api, Rank, on_bad_request
 from trunkline.worker.engine import Engine, EngineShape
-from trunkline.worker.faults import FaultyFeed
+from trunkline.worker.faults import FaultyFeed, OneMore
 from trunkline.worker.fence import Fence
 from trunkline.worker.heartbeat import Heart, HeartbeatTotals, Reporter
 from trunkline.worker.labels import LabelBook
@@ -83,7 +83,10 @@ def build_app(
     options: WorkerOptions, parts: WorkerParts, on_ready: Callable[[], None] = lambda: None
 ) -> Worker:
     """Everything but the listening socket. `on_ready` is called when the application starts."""
-    metrics = Metrics(options.model, options.data_parallel_size)
+    faults, tokenizer = options.faults, parts.tokenizer
+    if faults.has_other_tokens:
+        tokenizer = OneMore(tokenizer)
+    metrics = Metrics(options.model, options.data_parallel_size, faults.told_block_tokens)
     fence: Fence | None = None
     if options.agent is AgentSwitch.ON:
         fence = Fence(freshness=Freshness(parts.boot_nonce), boot=parts.clock.boot)
@@ -100,7 +103,7 @@ def build_app(
     api = Api(
         ranks=ranks,
         reader=Reader(
-            tokenizer=parts.tokenizer,
+            tokenizer=tokenizer,
             template=parts.template,
             model=options.model,
             context_tokens=options.context_tokens,
@@ -108,7 +111,7 @@ def build_app(
             has_regions=fence is not None,
         ),
         tokenizer=parts.tokenizer,
-        faults=options.faults,
+        faults=faults,
         metrics=metrics,
         clock=parts.clock,
         id_prefix=parts.boot_nonce[:12],

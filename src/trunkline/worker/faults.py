@@ -1,20 +1,22 @@
 """Ways in which a simulated worker misbehaves on purpose, for tests.
 
-Owns the parsing and the damage done to events; `api.py`, `engine.py` and `lending.py` ask it about
-the rest.
-There is no fault that ignores the salt: a worker without that fence cannot be made safe from
-outside.
+Owns the parsing and the damage done to events; `api.py`, `app.py`, `engine.py` and `lending.py` ask
+it about the rest. One that ignores the salt cannot be made safe from outside: it is there to be
+found out by the gateway's self-test.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline.ports.publisher import BlockEvent, EventPublisher, RunStored
+from trunkline.ports.publisher import BlockEvent, BlockRemoved, EventPublisher, RunStored
+from trunkline.ports.tokenizer import Tokenizer
 
 FAULT_KINDS = (
     "slow:FACTOR",
@@ -27,6 +29,12 @@ FAULT_KINDS = (
     "no-events",
     "pull-flip",
     "pull-stall",
+    "ignore-salt",
+    "no-prefix-cache",
+    "no-usage-details",
+    "other-tokens",
+    "told-block-size:TOKENS",
+    "other-hashes",
 )
 
 
@@ -50,6 +58,18 @@ class Faults:
     """Of the blocks that others pull, the last is damaged on its way."""
     is_pull_stalling: bool = False
     """Whoever pulls hears nothing until it gives up."""
+    is_ignoring_salt: bool = False
+    """All share one cache, as behind a connector that names blocks by their tokens alone."""
+    has_no_prefix_cache: bool = False
+    """Nothing is ever reused."""
+    has_no_usage_details: bool = False
+    """Answers do not tell how much was reused."""
+    has_other_tokens: bool = False
+    """Its tokenizer puts one token more in front of each text."""
+    told_block_tokens: int = 0
+    """Its metrics tell this block size; 0 for the right one."""
+    has_other_hashes: bool = False
+    """Events call blocks otherwise than other workers' do."""
 
 
 def parse_faults(words: Sequence[str]) -> Faults:
@@ -73,6 +93,8 @@ def _setting(kind: str, argument: str) -> dict[str, bool | float | int]:
             return {"die_after_tokens": int(_number(argument, 1, 1e12))}
         case "late-events":
             return {"late_events_ms": _number(argument, 0, 3_600_000)}
+        case "told-block-size":
+            return {"told_block_tokens": int(_number(argument, 1, 65_536))}
         case "drop-events":
             return {"drop_events_rate": _number(argument, 0, 1)}
         case _:
@@ -83,6 +105,11 @@ def _setting(kind: str, argument: str) -> dict[str, bool | float | int]:
                 "no-events": "has_no_events",
                 "pull-flip": "is_pull_flipping",
                 "pull-stall": "is_pull_stalling",
+                "ignore-salt": "is_ignoring_salt",
+                "no-prefix-cache": "has_no_prefix_cache",
+                "no-usage-details": "has_no_usage_details",
+                "other-tokens": "has_other_tokens",
+                "other-hashes": "has_other_hashes",
             }
             if argument or kind not in flags:
                 raise ValueError(kind)
@@ -111,6 +138,8 @@ class FaultyFeed:
             return
         if self._faults.has_wrong_events:
             events = [_with_other_tokens(event) for event in events]
+        if self._faults.has_other_hashes:
+            events = [_with_other_hashes(event) for event in events]
         is_sent = self._rng.random() >= self._faults.drop_events_rate
         if self._faults.late_events_ms:
             # Timers of one delay fire in the order in which they were set.
@@ -131,3 +160,35 @@ def _with_other_tokens(event: BlockEvent) -> BlockEvent:
     for index, token in enumerate(tokens):
         tokens[index] = token ^ 1
     return dataclasses.replace(event, tokens=tokens)
+
+
+def _with_other_hashes(event: BlockEvent) -> BlockEvent:
+    match event:
+        case RunStored():
+            parent = None if event.parent is None else _other(event.parent)
+            hashes = tuple(_other(name) for name in event.hashes)
+            return dataclasses.replace(event, hashes=hashes, parent=parent)
+        case BlockRemoved():
+            return dataclasses.replace(event, hash=_other(event.hash))
+        case _:
+            return event
+
+
+def _other(name: bytes) -> bytes:
+    return hashlib.sha256(b"another seed" + name).digest()
+
+
+class OneMore:
+    """A tokenizer that puts one token more in front of what another one makes of a text."""
+
+    def __init__(self, plain: Tokenizer) -> None:
+        self._plain = plain
+        self.digest = plain.digest
+        self.vocab_size = plain.vocab_size
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> array[int]:
+        made = self._plain.encode(text, add_special_tokens=add_special_tokens)
+        return made[:1] + made
+
+    def decode(self, token_ids: array[int]) -> str:
+        return self._plain.decode(token_ids)

@@ -29,7 +29,9 @@ _ABSENT = (
 class Metrics:
     """One registry for all ranks of a worker."""
 
-    def __init__(self, model: str, ranks: int) -> None:
+    def __init__(self, model: str, ranks: int, told_block_tokens: int = 0) -> None:
+        """`told_block_tokens`: the block size that is told, 0 for the real one."""
+        self._told_block_tokens = told_block_tokens
         self.registry = CollectorRegistry()
         self._model = model
 
@@ -62,7 +64,7 @@ class Metrics:
 
     def watch(self, engines: Sequence[Engine]) -> None:
         """Read these engines at each scrape."""
-        self.registry.register(_EngineCollector(self._model, engines))
+        self.registry.register(_EngineCollector(self._model, engines, self._told_block_tokens))
 
     def watch_fence(self, fence: Fence) -> None:
         """Read the fence of a worker with an agent at each scrape."""
@@ -77,9 +79,10 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, model: str, engines: Sequence[Engine]) -> None:
+    def __init__(self, model: str, engines: Sequence[Engine], told_block_tokens: int) -> None:
         self._model = model
         self._engines = engines
+        self._told_block_tokens = told_block_tokens
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauge("vllm:num_requests_running", [e.running for e in self._engines])
@@ -124,7 +127,8 @@ class _EngineCollector(Collector):
             labels=("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
         )
         for rank, engine in enumerate(self._engines):
-            sizes = (str(engine.cache.block_tokens), str(engine.cache.capacity))
+            told = self._told_block_tokens or engine.cache.block_tokens
+            sizes = (str(told), str(engine.cache.capacity))
             info.add_metric((str(rank), *sizes, "True"), 1)
         yield info
 
