@@ -92,7 +92,7 @@ class Residency:
         self.has_lost_orphans = False
         """A run was given up since this was last set to False: a resync might find its parent."""
         self.watcher: Callable[[BlocksStored], None] | None = None
-        """Told of each run that was stored, before anything is done with it."""
+        """Told of each run that was stored, as whole blocks, before it gets its place."""
         self._worker = worker
         self._directory = directory
         self._orphans = Orphans(max_parked_runs=max_parked_runs, parked_ttl_ms=parked_ttl_ms)
@@ -174,8 +174,6 @@ class Residency:
     # -- stored ------------------------------------------------------------------------------------
 
     def _on_stored(self, event: BlocksStored, now: Instant) -> None:
-        if self.watcher is not None:
-            self.watcher(event)
         if not event.hashes or len(event.tokens) != len(event.hashes) * event.block_tokens:
             self.stats.bad_events += 1
             self.strike(
@@ -201,6 +199,8 @@ class Residency:
                     self.has_lost_orphans = True
                 return
             event = folded
+        if self.watcher is not None:
+            self.watcher(event)
         waiting = deque([event])
         while waiting:
             run = waiting.popleft()
