@@ -12,11 +12,11 @@ import base64
 import hashlib
 from array import array
 from collections.abc import Awaitable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from trunkline.core.cost import calibrate
 from trunkline.core.debts import Lending, owed_from
-from trunkline.core.decision import Decision, Plan
+from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import DIGEST_BYTES
@@ -25,8 +25,8 @@ from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
 from trunkline.core.transfer import MAX_GRANT_BLOCKS
 from trunkline.errors import NoWorker
+from trunkline.gateway.accounts import Accounts
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
-from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
 from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
 from trunkline.gateway.receipts import Receipts
@@ -37,31 +37,6 @@ from trunkline.ports.worker import AttemptEnd, PullAddress, Target
 
 MAX_NOTES = 8
 """Lines beside a decision; a fleet with more trouble is explained well enough by these."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Accounts:
-    """What was promised and what came true, in tokens; plain counters since start."""
-
-    prompt_tokens: int = 0
-    predicted_tokens: int = 0
-    reused_tokens: int = 0
-    reported_prompts: int = 0
-    """Answers whose usage told how much was reused; the three sums above are over these."""
-    hit_prompts: int = 0
-    over_claims: int = 0
-    """Answers that reused less than predicted, by a whole block or more."""
-    over_claimed_tokens: int = 0
-    queued_ms: float = 0.0
-    """Sum over decisions of the predicted queue at the chosen worker."""
-    decisions: int = 0
-    unread_prompts: int = 0
-    """Requests routed by load alone, since nothing is known of their prompt."""
-    net_gain_ms: float = 0.0
-    selections: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
-    reasons: dict[str, int] = field(default_factory=dict[str, int])
-    plans: dict[Plan, int] = field(default_factory=lambda: dict.fromkeys(Plan, 0))
-    lookup: Histogram = field(default_factory=lambda: Histogram(LOOKUP_SECONDS))
 
 
 class FleetPicker:
