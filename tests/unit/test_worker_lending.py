@@ -10,6 +10,7 @@ from trunkline.core.transfer import Reason
 from trunkline.kv.server import ServerOptions
 from trunkline.kv.store import BlockStore
 from trunkline.ports.clock import Clock
+from trunkline.worker.coming import Coming
 from trunkline.worker.faults import Faults
 from trunkline.worker.lending import LEASE_MS, LentStore
 from trunkline.worker.link import Link
@@ -38,6 +39,7 @@ class Desk:
             clock=cast("Clock", self.store),
             faults=faults or Faults(),
             block_tokens=BLOCK,
+            coming=Coming(cast("Clock", self.store), block_tokens=BLOCK),
         )
 
     @property

@@ -285,13 +285,15 @@ class PullDesk:
             ).signed(self._transfer_key)
         except ValueError:
             return None
-        words = {
+        words: dict[str, str | int | float] = {
             "grant": grant,
             "host": source.host,
             "port": source.port,
             "local": source.local,
             "source": source.worker,
         }
+        if plan.ready_ms:
+            words["ready_ms"] = round(min(plan.ready_ms, MAX_GRANT_LIFE_MS), 3)
         told = json.dumps(words, separators=(",", ":"))
         if not _fits(told):
             return None

@@ -182,7 +182,8 @@ def _build_rank(
     )
     feed = FaultyFeed(publisher, faults, random.Random(f"{options.seed}/{rank}"))
     tier = storage.tier if storage else None
-    engine = Engine(shape, feed, functools.partial(metrics.observe, rank), fence, tier)
+    coming = storage.exchange.lent.coming if storage and storage.exchange else None
+    engine = Engine(shape, feed, functools.partial(metrics.observe, rank), fence, tier, coming)
     return Rank(engine=engine, labels=LabelBook(engine.cache), publisher=publisher)
 
 

@@ -205,6 +205,8 @@ class KvSequence:
     """Of the hits, the last ones: how many were copied from a tier behind the device."""
     is_kept_behind: bool = True
     """Whether its next block goes into the tiers behind the device. Once false it stays false."""
+    unkept: list[int] = field(default_factory=list[int])
+    """Blocks that are computed and not yet offered to those tiers."""
     state: bytes = simkv.ROOT
     """What the model has read of the KV of `blocks`."""
 

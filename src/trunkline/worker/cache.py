@@ -153,10 +153,9 @@ class BlockCache:
         self.places.forget_if_empty(domain)
         return is_hopeless
 
-    def compute(self, sequence: KvSequence, upto_tokens: int) -> None:
+    def compute(self, sequence: KvSequence, upto_tokens: int, *, keeps: bool = True) -> None:
         """Fill blocks with KV until `upto_tokens`; full ones become resident and are announced,
-        unless the sequence may not publish.
-        """
+        unless the sequence may not publish. They go behind the device now, or with `keep`."""
         assert upto_tokens <= len(sequence.tokens)
         first = len(sequence.blocks)
         last = upto_tokens // self.block_tokens
@@ -174,6 +173,15 @@ class BlockCache:
                 self._announce(sequence, index - published, index)
                 published = 0
         self._announce(sequence, last - published, last)
+        if keeps:
+            self.keep(sequence)
+
+    def keep(self, sequence: KvSequence) -> None:
+        """The time that computing its blocks takes has passed: they go behind the device."""
+        unkept, sequence.unkept = sequence.unkept, []
+        for index in unkept:
+            assert self._tier is not None
+            self._tier.keep(sequence, index)
 
     def fault(self, sequence: KvSequence) -> Reason | None:
         """The check at the point of use once more: why its hits may not stand, None when they may.
@@ -416,7 +424,7 @@ class BlockCache:
             block.checksum = simkv.checksum(block.kv)
         self._index(block)
         if self._tier is not None and sequence.ticket is not None:
-            self._tier.keep(sequence, index)
+            sequence.unkept.append(index)
         return True
 
     def _index(self, block: Block) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from trunkline.core.profiles import Profile
 from trunkline.worker.blocks import STOCK, Erasure, Stamp, Terms
 from trunkline.worker.cache import BlockCache
+from trunkline.worker.coming import Coming
 from trunkline.worker.faults import FaultyFeed
 from trunkline.worker.fence import Guard
 from trunkline.worker.jobs import Failure, Job, Jobs, Totals, do_nothing
@@ -54,6 +55,7 @@ class Engine:
         observe: Callable[[Job], None],
         guard: Guard | None = None,
         tier: HostTier | None = None,
+        coming: Coming | None = None,
     ) -> None:
         self._shape = shape
         self.cache = BlockCache(
@@ -70,6 +72,7 @@ class Engine:
             observe=observe,
             publish=feed.publish,
             flush=tier.flush if tier else do_nothing,
+            coming=coming,
         )
         if tier is not None:
             tier.listen(feed.publish)

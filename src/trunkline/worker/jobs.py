@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from trunkline.ports.publisher import BlockEvent
 from trunkline.worker.blocks import STOCK, KvSequence, Terms
 from trunkline.worker.cache import BlockCache
+from trunkline.worker.coming import Coming, Prompt
 from trunkline.worker.pulls import PullCall
 
 
@@ -50,6 +51,8 @@ class Job:
     sequence: KvSequence | None = None
     call: PullCall | None = None
     """What is to be pulled before it is scheduled."""
+    coming: Prompt | None = None
+    """What those who pull from here wait for, until it is in the store."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
     """Of these, what had to be copied to the device."""
@@ -110,8 +113,11 @@ class Jobs:
         observe: Callable[[Job], None],
         publish: Callable[[list[BlockEvent]], None],
         flush: Callable[[], None] = do_nothing,
+        coming: Coming | None = None,
     ) -> None:
-        """`flush` has the tiers behind the device tell what changed there."""
+        """`flush` has the tiers behind the device tell what changed there; `coming` is told what is
+        to be there.
+        """
         self.cache = cache
         self.waiting: deque[Job] = deque()
         self.pulling: dict[Job, None] = {}
@@ -123,6 +129,7 @@ class Jobs:
         self._observe = observe
         self._publish = publish
         self._flush = flush
+        self._coming = coming
 
     def add(self, job: Job) -> None:
         """Queue a job, or set it aside until its pull has ended. Raises QueueFull at the bound."""
@@ -131,6 +138,7 @@ class Jobs:
             self.totals.rejected_requests += 1
             raise QueueFull(f"{waiting_count} requests wait, the most allowed")
         if job.call is None:
+            self._announce(job)
             self.waiting.append(job)
         else:
             self.pulling[job] = None
@@ -140,6 +148,7 @@ class Jobs:
         if job not in self.pulling:
             return  # it is over
         del self.pulling[job]
+        self._announce(job)
         later = (n for n, other in enumerate(self.waiting) if other.arrived_at > job.arrived_at)
         self.waiting.insert(next(later, len(self.waiting)), job)
 
@@ -162,7 +171,7 @@ class Jobs:
         assert job.sequence is not None
         job.computed_tokens += tokens
         assert job.computed_tokens <= len(job.prompt)
-        self.cache.compute(job.sequence, job.computed_tokens)
+        self.cache.compute(job.sequence, job.computed_tokens, keeps=False)
         if job.computed_tokens == len(job.prompt):
             wanted = job.wanted_tokens
             job.answer = self.cache.answer(job.sequence, wanted, self._vocab_size)
@@ -179,6 +188,8 @@ class Jobs:
             return
         else:
             job.first_token_at = now
+            self.cache.keep(job.sequence)
+            self._is_there(job)
             if job.terms.ticket is not None:
                 self._count_lookup(job)
             self._observe(job)
@@ -202,6 +213,7 @@ class Jobs:
         """The client is gone, or wants no more. Does nothing to a job that is over."""
         if job.is_over:
             return
+        self._is_there(job)
         self.totals.aborted_requests += 1
         if job.sequence is None:
             if job in self.pulling:
@@ -230,9 +242,20 @@ class Jobs:
         if job.terms.ticket is None:
             self._count_lookup(job)
 
+    def _announce(self, job: Job) -> None:
+        if self._coming is not None:
+            job.coming = self._coming.add(job.prompt, job.salt, job.terms)
+
+    def _is_there(self, job: Job) -> None:
+        """Its prompt is in the store, or it never will be."""
+        if self._coming is not None and job.coming is not None:
+            self._coming.end(job.coming)
+            job.coming = None
+
     def _restart(self, job: Job) -> None:
         """Compute it all, once. The queue may pass its bound by as many as run."""
         assert job.sequence is not None
+        self._is_there(job)
         assert job.terms.reuses
         self.cache.release(job.sequence)
         del self.running[job]

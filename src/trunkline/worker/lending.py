@@ -1,7 +1,8 @@
 """The worker's store as its pull server sees it: behind the outgoing link, and with faults on
 purpose.
 
-    asked for n blocks ─► m are here ─► wait until the link would be through with m ─► pinned, sent
+    asked for n blocks ─► some are to be computed here ─► wait until they are in the store
+                       ─► m are here ─► wait until the link would be through with m ─► pinned, sent
                                      │                └─ the peer left: its turn is given back
                                      └─ not before the grant is over: busy, nothing is booked
 
@@ -22,13 +23,12 @@ from trunkline.core.transfer import Reason
 from trunkline.kv.records import Block, Pins, always
 from trunkline.kv.store import BlockStore
 from trunkline.ports.clock import Clock
+from trunkline.worker.coming import TICK_MS, Coming
 from trunkline.worker.faults import Faults
 from trunkline.worker.link import Link
 
 LEASE_MS = 5_000.0
 """A pin ends this long after bytes moved last. The server gives a peer up long before."""
-TICK_MS = 50.0
-"""How often a wait looks whether its peer is still there."""
 _LEFT = Pins(token=b"", blocks=(), reason=Reason.LOST)
 
 
@@ -38,13 +38,21 @@ class LentStore:
     """
 
     def __init__(
-        self, store: BlockStore, *, link: Link, clock: Clock, faults: Faults, block_tokens: int
+        self,
+        store: BlockStore,
+        *,
+        link: Link,
+        clock: Clock,
+        faults: Faults,
+        block_tokens: int,
+        coming: Coming,
     ) -> None:
         self._store = store
         self._link = link
         self._clock = clock
         self._faults = faults
         self._block_tokens = block_tokens
+        self.coming = coming
         self._is_closing = threading.Event()
 
     def pin(
@@ -59,10 +67,11 @@ class LentStore:
     ) -> Pins:
         if self._faults.is_pull_stalling and not self._wait(Instant(math.inf), is_wanted):
             return _LEFT
-        here = self._store.pin(ns, keys, until=until, holder=holder, is_verified=False)
-        if not here.token:
+        here = self._computed(ns, keys, until, is_wanted)
+        if here.reason is Reason.LOST:
+            return _LEFT
+        if not here.blocks:
             return here
-        self._store.unpin(here.token)
         found, now = keys[: len(here.blocks)], self._clock.now()
         booked = self._link.book(len(found) * self._block_tokens, now, through_by=until)
         if booked is None:
@@ -87,6 +96,22 @@ class LentStore:
     def close(self) -> None:
         """Nobody waits any longer."""
         self._is_closing.set()
+        self.coming.close()
+
+    def _computed(
+        self, ns: bytes, keys: Sequence[bytes], until: Instant, is_wanted: Callable[[], bool]
+    ) -> Pins:
+        """What of it is here, once nothing that is missing is to be computed. Holds nothing."""
+        while True:
+            here = self._store.pin(ns, keys, until=until, is_verified=False)
+            if here.token:
+                self._store.unpin(here.token)
+            if here.reason is not Reason.MISS:
+                return here
+            missing = keys[len(here.blocks)]
+            reason = self.coming.wait(ns, missing, until=until, is_wanted=is_wanted)
+            if reason is not None:
+                return dataclasses.replace(here, token=b"", reason=reason)
 
     def _wait(self, until: Instant, is_wanted: Callable[[], bool]) -> bool:
         """Until then, or until this worker ends; False where the peer left before."""

@@ -247,6 +247,11 @@ def _pull_metrics(exchange: Exchange) -> Iterator[Metric]:
         "Open past their deadline: must be 0.",
         value=exchange.pulls.overdue_count,
     )
+    yield GaugeMetricFamily(
+        "trunkline:pulls_waiting",
+        "Pulls from here that wait for what is being computed.",
+        value=exchange.lent.coming.wait_count,
+    )
     moved = CounterMetricFamily(
         "trunkline:pull_bytes", "KV moved, in the profile's bytes.", labels=("direction",)
     )

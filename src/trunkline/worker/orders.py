@@ -3,7 +3,8 @@
     x-trunkline-pull: {"grant", "host", "port", "local", "source", "other"}         from the gateway
     x-trunkline-pulled: {"end", "reason", "blocks", "tokens", "bytes", "ms", "first"}  in the answer
 
-`other` is a second source, of the same five fields, for when the first fails; `first` is how that
+`ready_ms` may be beside these: how long the source still computes what is asked for. `other` is a
+second source, of the same fields, for when the first fails; `first` is how that
 one failed, where the other was asked. Read strictly. Must never: believe a grant. Read `pulls.py`
 for what is done with an order.
 """
@@ -13,11 +14,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from trunkline.core.transfer import MAX_NAME_BYTES, MAX_ORDER_BYTES, PullEnd, Reason
+from trunkline.core.transfer import (
+    MAX_GRANT_LIFE_MS,
+    MAX_NAME_BYTES,
+    MAX_ORDER_BYTES,
+    PullEnd,
+    Reason,
+)
 from trunkline.worker.ticket import decoded_header
 
 HEADER = b"x-trunkline-pull"
@@ -35,6 +42,7 @@ class _WireSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     port: int
     local: str
     source: str
+    ready_ms: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_GRANT_LIFE_MS)] = 0.0
 
 
 class _Wire(_WireSource, forbid_unknown_fields=True, kw_only=True):
@@ -50,6 +58,8 @@ class PullOrder:
     port: int
     local: str
     source: str
+    ready_ms: float = 0.0
+    """How long the source is expected to need until it has computed what is asked for."""
     fault: Reason | None = None
     """Why nothing will be pulled by it."""
     other: PullOrder | None = None
@@ -111,6 +121,7 @@ def _order(wire: _WireSource, other: PullOrder | None) -> PullOrder:
         port=wire.port,
         local=wire.local,
         source=wire.source,
+        ready_ms=wire.ready_ms,
         fault=_order_fault(wire),
         other=other,
     )

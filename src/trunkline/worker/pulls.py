@@ -258,7 +258,8 @@ class Pulls:
         )
         if booked is None:
             return _rejected(Reason.BUSY), None
-        hedge = self._hedge(grant, now, Instant(booked[1] + setup_ms), granted_ms, call.turn_ms())
+        due_at = Instant(booked[1] + setup_ms + order.ready_ms)
+        hedge = self._hedge(grant, now, due_at, granted_ms, call.turn_ms())
         try:
             if hedge.is_hopeless(now):
                 return Pulled(end=PullEnd.CANCELLED, reason=Reason.GIVEN_UP), None

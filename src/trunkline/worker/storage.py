@@ -28,6 +28,7 @@ from trunkline.kv.store import BlockStore, StoreOptions
 from trunkline.kv.wire import Identity
 from trunkline.ports.clock import Clock
 from trunkline.ports.sealer import Sealer
+from trunkline.worker.coming import Coming
 from trunkline.worker.fence import Fence
 from trunkline.worker.lending import LentStore
 from trunkline.worker.lifting import Lifts
@@ -116,6 +117,7 @@ class Storage:
             "local": exchange.server.local_address,
             "layout": layout.digest.hex(),
             "block_bytes": layout.block_bytes,
+            "lends_owed": True,
             "sources": MAX_SOURCES,
         }
 
@@ -211,6 +213,7 @@ def _exchange(options: WorkerOptions, parts: StorageParts, tier: HostTier) -> Ex
         clock=clock,
         faults=options.faults,
         block_tokens=block_tokens,
+        coming=Coming(clock, block_tokens=block_tokens),
     )
     server = PullServer(
         lent,
