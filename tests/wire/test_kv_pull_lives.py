@@ -60,8 +60,7 @@ def test_d11_who_ends_does_not_wait_for_an_answer_to_a_ping() -> None:
     gate = threading.Event()
     with running(ends):
         ends.pull()
-        ends.server._wait = lambda channel: gate.wait() and False  # type: ignore[method-assign]
-        ends.pull()  # its connection is heard no more
+        ends.server._answer = lambda *_: gate.wait() and None  # type: ignore[method-assign]
         ends.clock.ms += PULLER.peers.ping_ms + 1
         tending = threading.Thread(target=ends.puller.peers.tend)
         tending.start()
