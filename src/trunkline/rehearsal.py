@@ -22,20 +22,26 @@ OWN_MODEL = Path(__file__).resolve().parent / "worker" / "model"
 def run_worker(args: argparse.Namespace) -> int:
     """`trunkline worker`: one simulated worker, until SIGINT or SIGTERM."""
     from trunkline.adapters.aes_gcm import AesGcmSealer
-    from trunkline.adapters.event_publisher import ZmqEventPublisher
+    from trunkline.adapters.event_publisher import VllmWire, Wire, ZmqEventPublisher
+    from trunkline.adapters.sglang_wire import SglangWire
     from trunkline.adapters.template import load_template
     from trunkline.adapters.tokenizer import load_tokenizer
     from trunkline.ports.publisher import EventPublisher
     from trunkline.worker import app
-    from trunkline.worker.options import options_from
+    from trunkline.worker.options import Surface, options_from
 
     options, clock = options_from(args), SystemClock()
     folder = Path(options.model_path) if options.model_path else OWN_MODEL
 
-    def publisher(host: str, port: int, rank: int) -> EventPublisher:
-        return ZmqEventPublisher(
-            clock, host=host, port=port, rank=rank, is_wide=options.wide_hashes
+    wire: Wire = VllmWire(is_wide=options.wide_hashes)
+    if options.is_sglang:
+        wire = SglangWire(
+            block_pages=options.block_size // options.page_tokens,
+            is_positional=options.engine is Surface.SGLANG_0_5_18,
         )
+
+    def publisher(host: str, port: int, rank: int) -> EventPublisher:
+        return ZmqEventPublisher(clock, host=host, port=port, rank=rank, wire=wire)
 
     app.run_worker(
         options,

@@ -1,4 +1,4 @@
-"""Publishing of cache events over ZeroMQ, in vLLM's wire format, with its replay socket.
+"""Publishing of cache events over ZeroMQ, in vLLM's wire format or another, with a replay socket.
 
 A batch is three frames: topic, sequence number (8 bytes, big-endian, from 0), and msgpack of
 `[seconds, [event, ...], rank]`, each event a map with `type` first. A replay request to the ROUTER
@@ -14,7 +14,8 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, assert_never
+from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
 
 import msgspec
 import zmq
@@ -37,8 +38,33 @@ _MEDIA = {
 _LOW_64_BITS = 8  # bytes: the form in which engines name blocks by default
 
 
+class Wire(Protocol):
+    """How an engine writes its batches."""
+
+    @property
+    def replays_topic(self) -> bool:
+        """Whether a replayed batch has its topic in front, as a live one has."""
+        ...
+
+    def encode(self, seconds: float, events: Sequence[BlockEvent], rank: int) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmWire:
+    """`is_wide` names blocks by 32 bytes, not by 64 bits."""
+
+    is_wide: bool = False
+    replays_topic: bool = True
+
+    def encode(self, seconds: float, events: Sequence[BlockEvent], rank: int) -> bytes:
+        return encode_batch(seconds, events, rank, is_wide=self.is_wide)
+
+
+_VLLM = VllmWire()
+
+
 class ZmqEventPublisher:
-    """PUB and ROUTER sockets on one address. `is_wide` names blocks by 32 bytes, not by 64 bits."""
+    """PUB and ROUTER sockets on one address."""
 
     def __init__(
         self,
@@ -47,12 +73,12 @@ class ZmqEventPublisher:
         host: str = "127.0.0.1",
         port: int = 0,
         rank: int = 0,
-        is_wide: bool = False,
+        wire: Wire = _VLLM,
         buffer_batches: int = BUFFER_BATCHES,
     ) -> None:
         self._clock = clock
         self._rank = rank
-        self._is_wide = is_wide
+        self._wire = wire
         self._sequence = 0
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=buffer_batches)
         self._kept_lock = threading.Lock()
@@ -72,7 +98,7 @@ class ZmqEventPublisher:
         self._server.start()
 
     def publish(self, events: Sequence[BlockEvent], *, is_sent: bool = True) -> None:
-        payload = encode_batch(self._clock.wall(), events, self._rank, is_wide=self._is_wide)
+        payload = self._wire.encode(self._clock.wall(), events, self._rank)
         with self._kept_lock:
             sequence = self._sequence
             self._sequence += 1
@@ -102,10 +128,12 @@ class ZmqEventPublisher:
     def _replay(self, replay: zmq.Socket[bytes], subscriber: bytes, start: int) -> None:
         with self._kept_lock:
             wanted = [kept for kept in self._kept if kept[0] >= start]
+        has_topic = self._wire.replays_topic
+        topic, no_topic = ([TOPIC.encode()], [b""]) if has_topic else ([], [])
         for sequence, payload in wanted:
             number = sequence.to_bytes(8, "big")
-            replay.send_multipart([subscriber, b"", TOPIC.encode(), number, payload])
-        replay.send_multipart([subscriber, b"", b"", _END_MARK, b""])
+            replay.send_multipart([subscriber, b"", *topic, number, payload])
+        replay.send_multipart([subscriber, b"", *no_topic, _END_MARK, b""])
 
 
 def encode_batch(

@@ -69,6 +69,8 @@ class Api:
     """Off, a request's ticket and regions are as unknown here as to a stock engine."""
     storage: Storage | None = None
     """None where nothing is behind the device."""
+    tells_reuse: bool = True
+    """Whether usage says how much of a prompt was cached."""
     _served: int = 0
     _pieces: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, at most one entry for each id of the vocabulary."""
@@ -170,7 +172,7 @@ class Api:
             str(index): {
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
-                "endpoint": _as_bound(rank.publisher.endpoint),
+                "endpoint": as_bound(rank.publisher.endpoint),
                 "replay_endpoint": rank.publisher.replay_endpoint,
                 "buffer_steps": rank.publisher.buffer_batches,
                 "hwm": 100_000,
@@ -223,6 +225,7 @@ class Api:
             model=self.reader.model,
             piece_of=self._piece,
             on_started=label,
+            tells_reuse=self.tells_reuse,
             pulls=storage.exchange.pulls if storage and storage.exchange else None,
             lifts=storage.lifts if storage else None,
             tells_reuse=not self.faults.has_no_usage_details,
@@ -301,7 +304,7 @@ async def on_bad_request(request: Request, error: Exception) -> Response:
     return error_response(error.status, str(error), kind, error.param)
 
 
-def _as_bound(endpoint: str) -> str:
+def as_bound(endpoint: str) -> str:
     """In the engine's words a concrete host means a publisher that connects; ours binds."""
     return f"tcp://{_PUBLISHER_BINDS}:{endpoint.rpartition(':')[2]}"
 

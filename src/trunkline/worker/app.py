@@ -36,8 +36,9 @@ from trunkline.worker.fence import Fence
 from trunkline.worker.heartbeat import Heart, HeartbeatTotals, Reporter
 from trunkline.worker.labels import LabelBook
 from trunkline.worker.metrics import Metrics
-from trunkline.worker.options import AgentSwitch, Feed, WorkerOptions
+from trunkline.worker.options import Feed, Surface, WorkerOptions
 from trunkline.worker.requests import BadRequest, Reader
+from trunkline.worker.sglang import SglangSurface
 from trunkline.worker.storage import Storage, StorageParts, build_storage
 
 KEEP_ALIVE_S = 5  # the engine's own default
@@ -88,7 +89,7 @@ def build_app(
         tokenizer = OneMore(tokenizer)
     metrics = Metrics(options.model, options.data_parallel_size, faults.told_block_tokens)
     fence: Fence | None = None
-    if options.agent is AgentSwitch.ON:
+    if options.has_agent:
         fence = Fence(freshness=Freshness(parts.boot_nonce), boot=parts.clock.boot)
         metrics.watch_fence(fence)
     storage = _build_storage(options, parts, fence) if fence else None
@@ -117,8 +118,12 @@ def build_app(
         id_prefix=parts.boot_nonce[:12],
         takes_tickets=fence is not None,
         storage=storage,
+        tells_reuse=options.tells_reuse,
     )
     routes = api.routes()
+    if options.is_sglang:
+        is_old = options.engine is Surface.SGLANG_0_5_18
+        routes = SglangSurface(api=api, page_tokens=options.page_tokens, is_old=is_old).routes()
     if fence is not None:
         routes += Agent(engines=engines, fence=fence, storage=storage).routes()
     heart = _build_heart(options, parts, ranks) if options.feed is Feed.DIGEST else None

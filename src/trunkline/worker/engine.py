@@ -162,6 +162,10 @@ class Engine:
         """Forget all prefixes; False while requests run. Published with the next step's events."""
         return self.cache.reset()
 
+    def tell(self) -> None:
+        """Publish what happened in the cache now, as an engine does that tells while it is idle."""
+        self._jobs.end_step()
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -25,6 +25,15 @@ class Feed(Enum):
     APPROXIMATE = "approximate"
 
 
+class Surface(Enum):
+    """The engine that it stands for: whose paths and events it has."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    """As of 0.5.23."""
+    SGLANG_0_5_18 = "sglang-0.5.18"
+
+
 class AgentSwitch(Enum):
     """Whether the worker takes leases, tickets and orders."""
 
@@ -65,6 +74,11 @@ class WorkerOptions:
     events_port: int = _option(
         0, "Port of rank 0's events, rank r has the r-th after; 0: kernel.", 0, 65_535
     )
+    engine: Surface = _option(Surface.VLLM, "Whose paths and events; SGLang's has no agent.")
+    page_size: int = _option(
+        0, "Tokens a page in SGLang's events, a part of a block; 0: as a block.", 0, 4_096
+    )
+    enable_cache_report: bool = _option(False, "As SGLang: only then usage tells of reuse.")
     agent: AgentSwitch = _option(
         AgentSwitch.ON, "Leases, tickets and revocation; off is a stock engine."
     )
@@ -113,13 +127,39 @@ class WorkerOptions:
             raise ValueError("disk_blocks and disk_dir go together")
         if self.disk_blocks and not self.host_blocks:
             raise ValueError("disk_blocks needs host_blocks: blocks reach the disk through them")
-        if self.host_blocks and self.agent is AgentSwitch.OFF:
+        self._check_engine()
+        if self.host_blocks and not self.has_agent:
             raise ValueError("host_blocks needs the agent: only requests with a ticket use them")
         if self.feed is Feed.DIGEST and not self.heartbeat_url.startswith("http://"):
             raise ValueError("feed digest needs heartbeat_url, beginning with http://")
         if self.events_port + self.data_parallel_size > 65_536:
             raise ValueError(f"events_port is {self.events_port}, too high for all ranks")
         _ = self.faults, self.latency  # both say what is wrong
+
+    def _check_engine(self) -> None:
+        if self.block_size % self.page_tokens:
+            raise ValueError(f"page_size is {self.page_size}, needed is a part of a block")
+        if not self.is_sglang and (self.page_size or self.enable_cache_report):
+            raise ValueError("page_size and enable_cache_report need engine sglang")
+        if self.is_sglang and self.data_parallel_size > 1:
+            raise ValueError("engine sglang has one rank here: it could not tell of more")
+
+    @property
+    def is_sglang(self) -> bool:
+        return self.engine is not Surface.VLLM
+
+    @property
+    def has_agent(self) -> bool:
+        return self.agent is AgentSwitch.ON and not self.is_sglang
+
+    @property
+    def tells_reuse(self) -> bool:
+        return self.enable_cache_report or not self.is_sglang
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of what it calls a block in its events."""
+        return self.page_size or self.block_size
 
     @property
     def faults(self) -> Faults:
@@ -169,6 +209,7 @@ def options_from(arguments: argparse.Namespace) -> WorkerOptions:
     given = {one.name: getattr(arguments, one.name) for one in fields(WorkerOptions)}
     given["feed"] = Feed(given["feed"])
     given["agent"] = AgentSwitch(given["agent"])
+    given["engine"] = Surface(given["engine"])
     given["fault"] = tuple(given["fault"])
     try:
         return WorkerOptions(**given)
