@@ -18,7 +18,7 @@ from trunkline.ports.publisher import BlockEvent, BlockRemoved, RunStored
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.faults import Faults, FaultyFeed, parse_faults
 from trunkline.worker.labels import LabelBook
-from trunkline.worker.options import Feed, WorkerOptions, add_arguments, options_from
+from trunkline.worker.options import Feed, Surface, WorkerOptions, add_arguments, options_from
 from trunkline.worker.requests import BadRequest, Reader
 
 MODEL_FOLDER = Path(__file__).resolve().parents[2] / "src" / "trunkline" / "worker" / "model"
@@ -232,3 +232,26 @@ def test_the_label_used_longest_ago_is_dropped_at_the_bound_and_it_is_said() -> 
 def test_the_address_of_pulls_is_one_that_others_can_be_told(host: str) -> None:
     with pytest.raises(ValueError, match="pull_host is"):
         WorkerOptions(pull_host=host)
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        ({"engine": Surface.SGLANG, "page_size": 3}, "a part of a block"),
+        ({"engine": Surface.SGLANG, "page_size": 32}, "a part of a block"),
+        ({"page_size": 8}, "need engine sglang"),
+        ({"enable_cache_report": True}, "need engine sglang"),
+        ({"engine": Surface.SGLANG, "data_parallel_size": 2}, "one rank"),
+        ({"engine": Surface.SGLANG, "host_blocks": 8}, "needs the agent"),
+    ],
+)
+def test_what_does_not_go_with_an_engine_is_refused(more: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        WorkerOptions(**more)
+
+
+def test_sglang_has_no_agent_and_tells_reuse_only_where_it_is_told_to() -> None:
+    sglang = WorkerOptions(engine=Surface.SGLANG, page_size=4)
+    assert (sglang.has_agent, sglang.tells_reuse, sglang.page_tokens) == (False, False, 4)
+    assert WorkerOptions(engine=Surface.SGLANG, enable_cache_report=True).tells_reuse
+    assert (WorkerOptions().has_agent, WorkerOptions().tells_reuse) == (True, True)
