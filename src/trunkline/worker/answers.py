@@ -39,7 +39,6 @@ class Answer:
     """Token id -> its text."""
     on_started: Callable[[Generation, Job], None] = field(repr=False)
     """Told once, when the prompt is computed."""
-    tells_reuse: bool = True
     pulls: Pulls | None = None
     """Who carries out the job's call, where it has one."""
     lifts: Lifts | None = None
@@ -177,10 +176,6 @@ class Answer:
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send(_start([*headers, *self._pulled()], failure.status))
         await send({"type": "http.response.body", "body": body})
-
-    def _usage(self, completion_tokens: int) -> dict[str, Any]:
-        told = usage(self.job, completion_tokens)
-        return told if self.tells_reuse else {**told, "prompt_tokens_details": None}
 
     def _envelope(self, kind: str = "") -> dict[str, Any]:
         streamed = "chat.completion.chunk" if self.request.is_chat else "text_completion"

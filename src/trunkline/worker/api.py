@@ -225,10 +225,9 @@ class Api:
             model=self.reader.model,
             piece_of=self._piece,
             on_started=label,
-            tells_reuse=self.tells_reuse,
             pulls=storage.exchange.pulls if storage and storage.exchange else None,
             lifts=storage.lifts if storage else None,
-            tells_reuse=not self.faults.has_no_usage_details,
+            tells_reuse=self.tells_reuse and not self.faults.has_no_usage_details,
         )
 
     def _name_of(self, request: Request) -> str:
