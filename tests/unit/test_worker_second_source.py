@@ -209,8 +209,9 @@ def test_a_client_that_leaves_while_the_first_fails_is_not_served_from_the_other
         return PullEnd.REJECTED, Reason.LOST, 0
 
     bench = Bench([fail])
-    bench.fetched()
-    assert bench.sources == ["s1"]
+    pulled = bench.fetched()
+    assert (bench.sources, pulled.first) == (["s1"], None)
+    assert bench.pulls.ended == {(PullEnd.REJECTED, Reason.LOST): 1}
 
 
 def test_a_client_that_leaves_during_the_second_try_ends_it() -> None:
