@@ -11,6 +11,10 @@ transformers, with each template beside it and the special tokens of `families.j
 the text, or null where the engine refuses. `strftime_now` stands still at `FIXED_DATE`.
 """
 
+# What it imports is there only where vLLM is installed.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import copy

@@ -49,6 +49,44 @@ class Given:
     """What a tenant, by its id, may hold of a worker's cache."""
     transfer_key: bytes = field(default=b"", repr=False)
     """Empty where nothing is pulled."""
+    is_model_given: bool = True
+    """The settings name the model's folder. Else tokenizer and template are the simulated model's,
+    and count only where the workers say that theirs are the same.
+    """
+    doubt: str = ""
+    """Why engines render this model's chats otherwise than by its template; empty for none."""
+
+
+NO_TOKENIZER = (
+    "no tokenizer of its model is known: texts are told apart by their bytes, learned from our own "
+    "routing, and its events are not used; remedy: --model-path"
+)
+
+
+class Parity:
+    """Whether prompts are read here as the workers read them: as the settings say, else as the
+    first worker does.
+    """
+
+    def __init__(self, prompts: PromptTokens, *, is_model_given: bool, doubt: str) -> None:
+        self._prompts = prompts
+        self._doubt = doubt
+        self._is_settled = is_model_given
+        self._is_model_given = is_model_given
+        prompts.is_exact = not doubt
+
+    def why_not(self, told_digest: str) -> str:
+        """Asked as a worker joins, with the digest of the tokenizer that it says it has: why its
+        blocks are not those that we have keys of; empty where they are.
+        """
+        if self._doubt or self._is_model_given:
+            return self._doubt
+        is_same = told_digest == self._prompts.tokenizer_digest
+        if not self._is_settled:
+            self._is_settled = True
+            if not is_same:
+                self._prompts.read_text()
+        return "" if is_same and not self._prompts.is_text else NO_TOKENIZER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +99,7 @@ class Core:
     namespaces: Namespaces
     picker: FleetPicker
     model: FleetModel
+    parity: Parity
     identity: Callable[[int], ModelIdentity]
     """The served model's, for workers of a block size."""
 
@@ -72,9 +111,10 @@ def assemble(config: Config, given: Given) -> Core:
     cost = _cost(routing, links)
     directory = Directory(max_blocks=config.directory.max_blocks, seed=given.directory_seed)
     served = FleetModel(model.served_model_name)
-    namespaces = _namespaces(directory, served, given)
     fleet = Fleet(virtual_nodes=routing.virtual_nodes, now=given.clock.now())
     prompts = PromptTokens(given.tokenizer, given.template, max_tokens=model.max_model_len)
+    identity = partial(_identity, served, prompts)
+    namespaces = _namespaces(directory, identity, given)
     router = Router(
         fleet=fleet,
         cost=cost,
@@ -101,7 +141,8 @@ def assemble(config: Config, given: Given) -> Core:
         namespaces=namespaces,
         picker=picker,
         model=served,
-        identity=partial(_identity, served, given),
+        identity=identity,
+        parity=Parity(prompts, is_model_given=given.is_model_given, doubt=given.doubt),
     )
 
 
@@ -145,20 +186,22 @@ def _desk(links: Links, directory: Directory, given: Given) -> PullDesk:
     )
 
 
-def _namespaces(directory: Directory, served: FleetModel, given: Given) -> Namespaces:
+def _namespaces(
+    directory: Directory, identity: Callable[[int], ModelIdentity], given: Given
+) -> Namespaces:
     """Namespaces of the served model, each known to the directory before anything is under it."""
 
     def derive(scope: Scope, epochs: Epochs, block_tokens: int, adapter: str) -> Namespace:
-        model = replace(_identity(served, given, block_tokens), adapter_digest=adapter)
+        model = replace(identity(block_tokens), adapter_digest=adapter)
         return derive_namespace(given.root_key, scope, model, epochs)
 
     return Namespaces(derive, directory, draw=given.draw, quota_of=given.quota_of)
 
 
-def _identity(served: FleetModel, given: Given, block_tokens: int) -> ModelIdentity:
+def _identity(served: FleetModel, prompts: PromptTokens, block_tokens: int) -> ModelIdentity:
     return ModelIdentity(
         model_id=served.name or "unnamed",  # named before any block of it is: a worker joined
         block_tokens=block_tokens,
-        tokenizer_digest=given.tokenizer.digest,
-        template_digest=given.template.digest,
+        tokenizer_digest=prompts.tokenizer_digest,
+        template_digest=prompts.template_digest,
     )

@@ -416,7 +416,8 @@ class ModelConfig:
 
     model_path: str = setting(
         "",
-        "Folder with tokenizer.json and tokenizer_config.json; empty takes the simulated model's.",
+        "Folder with tokenizer.json and tokenizer_config.json. Without one, prompts of simulated "
+        "workers are read as they read them, and all others are told apart by their text alone.",
     )
     tokenizer_path: str = setting("", "tokenizer.json, where it lies apart from the model folder.")
     chat_template: str = setting(

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from trunkline.adapters.clock import SystemClock
-from trunkline.config import Config, DirectoryConfig, is_printable_ascii
+from trunkline.config import Config, DirectoryConfig, ModelConfig, is_printable_ascii
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_key, read_root_key
 from trunkline.rehearsal import OWN_MODEL
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trunkline.adapters.zmq_events import EventContext
     from trunkline.assembly import Core
     from trunkline.authority import Authority
+    from trunkline.control.discovery import Facts
     from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
     from trunkline.control.views import WorkerSpec
@@ -227,12 +228,12 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
 
     Raises ConfigError for a profile that is unknown or a root key that is none.
     """
-    from trunkline.adapters.template import load_template
+    from trunkline.adapters.template import load_template, why_not_by_template
     from trunkline.adapters.tokenizer import load_tokenizer
     from trunkline.assembly import Given, assemble
 
     model = config.model
-    folder = Path(model.model_path) if model.model_path else OWN_MODEL
+    folder = _model_folder(model)
     template_file = Path(model.chat_template) if model.chat_template else None
     given = Given(
         tokenizer=load_tokenizer(Path(model.tokenizer_path) if model.tokenizer_path else folder),
@@ -243,8 +244,20 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
         draw=secrets.token_bytes,
         quota_of=authority.quota_of if authority else lambda _tenant: None,
         transfer_key=read_key(config.routing.transfer_key_file, "transfer_key_file"),
+        is_model_given=bool(model.model_path or model.tokenizer_path),
+        doubt=why_not_by_template(folder),
     )
     return assemble(config, given)
+
+
+def _model_folder(model: ModelConfig) -> Path:
+    """Where its tokenizer is, its template is as well, unless the settings say otherwise."""
+    if model.model_path:
+        return Path(model.model_path)
+    if model.tokenizer_path:
+        path = Path(model.tokenizer_path)
+        return path if path.is_dir() else path.parent
+    return OWN_MODEL
 
 
 def _tenant_side(
@@ -304,6 +317,9 @@ def _member_parts(
     ) -> None:
         await run_feed(source, feed, clock, on_action, context=context)
 
+    def why_not(facts: Facts) -> str:
+        return core.parity.why_not(facts.tokenizer_digest)
+
     return MemberParts(
         fleet=core.fleet,
         directory=core.directory,
@@ -319,6 +335,7 @@ def _member_parts(
         routing=config.routing,
         default_block_tokens=config.model.block_size,
         log=observe.log,
+        inexact=why_not,
         holdings=authority.holdings,
         keeps_apart=authority.tenants is not None,
     )
@@ -386,7 +403,7 @@ def _front_parts(
         upstream=config.upstream,
         retry=config.retry,
         max_model_len=config.model.max_model_len,
-        vocab_size=core.prompts.vocab_size,
+        vocab_size_of=lambda _model: core.prompts.vocab_size,
         knows_model=membership.knows_model,
         version=cli.version(),
         tenant_paths=frozenset(config.auth.tenant_paths),

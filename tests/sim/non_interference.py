@@ -267,7 +267,7 @@ class World:
             retry=RetryConfig(),
             max_model_len=4_096,
             version="1",
-            vocab_size=core.prompts.vocab_size,
+            vocab_size_of=lambda _model: core.prompts.vocab_size,
             knows_model=lambda name: name == MODEL,
             tenancy=self.tenancy,
         )

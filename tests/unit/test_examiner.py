@@ -124,6 +124,7 @@ class Bench:
             headers=(("x-data-parallel-rank", "0"),),
         )  # fmt: skip
         self.drawn = 0
+        self.prompts = PromptTokens(Characters(), Contents())
         self.examiner = Examiner(
             ExaminerParts(
                 errands=Errands(
@@ -132,7 +133,7 @@ class Bench:
                 namespaces=self.namespaces,
                 directory=self.directory,
                 fleet=self.fleet,
-                prompts=PromptTokens(Characters(), Contents()),
+                prompts=self.prompts,
                 table=lambda: self.table,
                 served_model=lambda: "m",
                 target_of=lambda worker: self.target,
@@ -239,6 +240,20 @@ async def test_c57_without_events_all_else_is_tested(bench: Bench) -> None:
     assert "no events since start" in found.reason
     mute = await bench.look(has_feed=False)
     assert "announces none" in mute.reason
+
+
+@bench_test
+async def test_where_no_tokenizer_is_known_ids_that_any_has_are_sent_and_texts_are_left_open(
+    bench: Bench,
+) -> None:
+    bench.prompts.read_text()
+    found = await bench.look(has_feed=False)
+    assert (states(found)["text"], states(found)["chat"]) == ("open", "open")
+    assert states(found)["isolation"] == "ok"
+    assert any("--model-path" in finding.found for finding in found.findings)
+    sent = [asked["prompt"] for path, asked, _ in bench.engine.sent if path != "/tokenize"]
+    assert sent
+    assert all(100 <= one < 4_096 for prompt in sent for one in prompt if len(prompt) > BLOCK + 1)
 
 
 @bench_test

@@ -29,7 +29,7 @@ def take(
 ) -> InferenceRequest:
     intake = Intake(
         max_json_depth=64, strict_fields=is_strict, max_model_len=MAX_MODEL_LEN,
-        counters=counters or Counters(), vocab_size=vocab_size,
+        counters=counters or Counters(), vocab_size_of=lambda _model: vocab_size,
     )  # fmt: skip
     head = RequestHead(
         method="POST", target=b"/v1/x", minor=1, headers=headers or {}, content_length=0,

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from fleet import (
+    MODEL_FOLDER,
     STOP_S,
     WAIT_S,
     Gateway,
@@ -193,7 +194,8 @@ def test_events_that_the_engine_does_not_announce_are_found_where_the_operator_s
     async def scenario() -> None:
         async with worker(engine_script(_ok)) as mute:
             url = f"{port_of(mute)}#events=tcp://*:{events_port}&replay=tcp://*:{replay_port}"
-            gateway = await asyncio.to_thread(started.gateway, [url], *TINY)
+            told = (*TINY, "--model-path", str(MODEL_FOLDER))
+            gateway = await asyncio.to_thread(started.gateway, [url], *told)
             name = port_of(mute).removeprefix("http://")
             row = lambda: gateway.workers()[name]  # noqa: E731
             assert (await asyncio.to_thread(row))["mode"] == "exact"
@@ -202,6 +204,25 @@ def test_events_that_the_engine_does_not_announce_are_found_where_the_operator_s
             assert (await asyncio.to_thread(post)).status_code == 200
             heard = lambda: row()["detail"]["ranks"][0]["feed_stats"]["batches"]  # noqa: E731
             await asyncio.to_thread(until, heard, "an event came")
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_whose_tokenizer_nobody_told_is_approximate_and_says_what_helps(
+    started: Processes,
+) -> None:
+    async def scenario() -> None:
+        async with worker(engine_script(_ok)) as engine:
+            gateway = await asyncio.to_thread(started.gateway, [port_of(engine)], *TINY)
+            name = port_of(engine).removeprefix("http://")
+            row = (await asyncio.to_thread(gateway.workers))[name]
+            assert (row["state"], row["mode"]) == ("ready", "approximate")
+            assert "--model-path" in row["reason"]
+            for _ in range(2):
+                answer = await asyncio.to_thread(gateway.chat, "The same words. " * 60)
+                assert answer.status == 200
+            told = (await asyncio.to_thread(gateway.admin, "/decisions")).json()
+            assert told["decisions"][0]["matched_tokens"] > 100, "the second was expected there"
 
     asyncio.run(scenario())
 

@@ -38,8 +38,20 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 _RESERVED_OPTIONS = frozenset(
     {"messages", "tools", "documents", "raise_exception", "strftime_now", *_SPECIAL_NAMES}
 )
+_OWN_TOKENIZERS = {"mistral-common": "tekken.json", "mistral-common (v3)": "tokenizer.model.v*"}
+_OWN_RENDERERS = frozenset({
+    "gpt_oss", "MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration",
+    "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration",
+    "DeepseekV41ForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
+})  # fmt: skip
+"""Model types and architectures whose prompts vLLM 0.32 makes without a template."""
 _CONTINUES_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Put behind a message that is to be continued, as transformers does: the prompt ends there."""
+
+
+class _ModelConfig(msgspec.Struct):
+    model_type: str = ""
+    architectures: list[str] | None = None
 
 
 class TemplateRefusal(ValueError):
@@ -84,6 +96,24 @@ def load_template(
         return _ByTools(plain, JinjaTemplate(texts["tool_use"], special, wall=wall))
     except ValueError as error:
         raise ConfigError(f"chat template {path}: {error}") from error
+
+
+def why_not_by_template(folder: Path) -> str:
+    """Why vLLM renders chats of this model otherwise than by its template; empty where it does not.
+
+    What the folder does not tell counts for nothing.
+    """
+    for name, pattern in _OWN_TOKENIZERS.items():
+        if any(folder.glob(pattern)) and any(folder.glob("consolidated*.safetensors")):
+            return f"engines render its chats by {name}, not by its template"
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_ModelConfig)
+    except (OSError, msgspec.DecodeError):
+        return ""
+    kind = config.model_type
+    if kind in _OWN_RENDERERS or not _OWN_RENDERERS.isdisjoint(config.architectures or ()):
+        return f"engines render chats of {kind or 'this model'} by code of their own"
+    return ""
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

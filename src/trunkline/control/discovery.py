@@ -49,6 +49,10 @@ class Facts:
     """Empty where it does not say."""
     no_events: str = "the worker announces no events"
     """Why there are no sources, where there are none."""
+    tokenizer_digest: str = ""
+    """Of the tokenizer it says it has; engines do not say."""
+    is_exact: bool = True
+    """Its blocks are those that we have keys of."""
     takes_salts: bool = True
     """Whether it keeps apart what it computes under different salts, as far as we know."""
     adapters: tuple[str, ...] = ()
@@ -149,6 +153,7 @@ async def ask(
         sources=tuple(found) or spec.event_sources,
         engine=kind_of(models, metrics),
         adapters=adapters_of(models),
+        tokenizer_digest=models[0].tokenizer_digest,
     )
 
 

@@ -48,6 +48,8 @@ class ModelFacts:
     owned_by: str = ""
     parent: str | None = None
     """The model that it is an adapter of; None for a model itself, or where that is not told."""
+    tokenizer_digest: str = ""
+    """Simulated workers say it; empty for all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class _ModelEntry(msgspec.Struct):
     max_model_len: int | None = None
     owned_by: Any = ""  # whatever stands there; only a text is looked at
     parent: str | None = None
+    trunkline_tokenizer: object = None
 
 
 class _ModelList(msgspec.Struct):
@@ -140,6 +143,7 @@ def parse_models(body: bytes) -> list[ModelFacts]:
             max_model_len=_bounded(entry.max_model_len, MAX_MODEL_TOKENS),
             owned_by=entry.owned_by if type(entry.owned_by) is str else "",
             parent=entry.parent,
+            tokenizer_digest=_short_text(entry.trunkline_tokenizer),
         )
         for entry in (listed.data if listed else [])
         if 0 < len(entry.id) <= MAX_MODEL_NAME_CHARS
@@ -168,6 +172,10 @@ def parse_server_info(body: bytes) -> ServerFacts | None:
         page_tokens=_bounded(events_tokens or told.page_size, MAX_BLOCK_TOKENS),
         capacity_tokens=_bounded(told.max_total_num_tokens, MAX_CAPACITY_TOKENS),
     )
+
+
+def _short_text(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= MAX_MODEL_NAME_CHARS else ""
 
 
 def parse_cache(metrics: bytes) -> CacheFacts:

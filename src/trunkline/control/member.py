@@ -152,8 +152,8 @@ class Member:
         parts, worker = self._parts, self.workers[0]
         parts.fleet.renew_lease(worker, lease_ends_at)
         self._entries.set_full(is_full=parts.is_full(heartbeat.memory_ratio, heartbeat.load_ratio))
-        if self._feeds:
-            return  # its events say more than any digest
+        if self._feeds or not (self._facts or NOTHING).is_exact:
+            return  # its events say more than any digest; of other blocks than ours it is none
         if is_new_life:
             parts.directory.restart(worker)
             parts.log.info("worker.restarted", worker=worker)
@@ -232,7 +232,7 @@ class Member:
             else:
                 why_not = refusal(facts, parts.model, wanted, has_tenants=parts.keeps_apart)
                 if why_not is None:
-                    return facts
+                    return parts.as_read(facts)
                 self._part(why_not)
                 self._complain("worker.other_model")
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
@@ -307,9 +307,8 @@ class Member:
             self._put_target(worker)
             if facts.sources:
                 self._feeds[worker] = parts.make_feed(worker, facts.sources[index])
-        parts.log.info(
-            "worker.joined", worker=self.spec.name, mode=self.mode.value, block_tokens=block_tokens
-        )
+        told = {"mode": self.mode.value, "block_tokens": block_tokens, "why": self._reason}
+        parts.log.info("worker.joined", worker=self.spec.name, **told)
         away_ms = self._trouble.end(parts.clock.now())
         if away_ms is not None:
             parts.log.info("worker.reached", worker=self.spec.name, away_ms=away_ms)

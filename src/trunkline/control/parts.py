@@ -6,10 +6,10 @@ Put together by `wiring.py`. Read `member.py` next.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
-from trunkline.control.discovery import FindSources, FleetModel
+from trunkline.control.discovery import Facts, FindSources, FleetModel
 from trunkline.control.holdings import Holdings
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
@@ -50,6 +50,8 @@ class MemberParts:
     routing: RoutingConfig
     default_block_tokens: int
     log: EventLog
+    inexact: Callable[[Facts], str] = lambda _facts: ""
+    """Asked as a worker joins: why our keys are not of its blocks; empty where they are."""
     holdings: Holdings | None = None
     """None where nothing is ever revoked: everybody is one tenant."""
     examine: Examine | None = None
@@ -61,6 +63,13 @@ class MemberParts:
         """Whether a worker is above a watermark: it keeps its prefixes and gets no new ones."""
         routing = self.routing
         return memory_ratio > routing.memory_watermark or load_ratio > routing.load_watermark
+
+    def as_read(self, facts: Facts) -> Facts:
+        """Less its events where those are of other blocks than we have keys of."""
+        why_not = self.inexact(facts)
+        if not why_not:
+            return facts
+        return replace(facts, sources=(), no_events=why_not, is_exact=False)
 
     def agent(self, name: str) -> WorkerAgent | None:
         """What stands beside a worker that has just joined, or is another than it was."""

@@ -363,6 +363,9 @@ class _Trial:
     async def _reading(
         self, topic: Topic, ours: array[int] | None, body: dict[str, Any], path: str
     ) -> Reading:
+        if self._parts.prompts.is_text:
+            unknown = "no tokenizer of its model is known here: --model-path"
+            return Reading(topic=topic, ours=None, theirs=None, problem=unknown)
         status, raw = await self._parts.errands.ask(self._target, "/tokenize", body, REQUEST_MS)
         told = _decoded(raw, _Tokens) if status == 200 else None
         if told is not None and all(0 <= one < 1 << 32 for one in told.tokens):
@@ -390,7 +393,11 @@ class _Trial:
         return self._parts.prompts.tokens(asked)
 
     def _drawn(self, length: int) -> array[int]:
-        """So many tokens of random text: words of hex digits, which any tokenizer has."""
+        """So many tokens of random text: words of hex digits, which any tokenizer has; of no text
+        but ids that any has where none is known.
+        """
+        if self._parts.prompts.is_text:
+            return array("I", (100 + byte for byte in self._parts.draw(length)[:length]))
         words = self._parts.draw(2 * length).hex()
         text = " ".join(words[at : at + 4] for at in range(0, len(words), 4))
         tokens = self._ours(text) if length else None

@@ -76,8 +76,8 @@ class FrontParts:
     retry: RetryConfig
     max_model_len: int
     version: str
-    vocab_size: int = 1 << 32
-    """Token ids of prompts are below it."""
+    vocab_size_of: Callable[[str], int] = lambda _model: 1 << 32
+    """Token ids of prompts for a model are below it."""
     knows_model: Callable[[str], bool] | None = None
     """Whether a worker serves the model of this name; asked for each request that names one. None,
     and a fleet of which nothing is known yet, take every name.
@@ -119,7 +119,7 @@ class Front:
             max_json_depth=parts.limits.max_json_depth,
             strict_fields=parts.limits.strict_fields,
             max_model_len=parts.max_model_len,
-            vocab_size=parts.vocab_size,
+            vocab_size_of=parts.vocab_size_of,
             counters=self.counters,
         )
         self.line = Line(

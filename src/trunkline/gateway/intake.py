@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from trunkline.gateway.answers import quoted
@@ -76,11 +77,10 @@ class Intake:
         strict_fields: bool,
         max_model_len: int,
         counters: Counters,
-        vocab_size: int = 1 << 32,
+        vocab_size_of: Callable[[str], int] = lambda _model: 1 << 32,
     ) -> None:
-        """Token ids are below `vocab_size`."""
-        assert 0 < vocab_size <= 1 << 32, "token ids are u32"
-        self._vocab_size = vocab_size
+        """Token ids for a model, by the name in the request, are below `vocab_size_of` it."""
+        self._vocab_size_of = vocab_size_of
         self._max_json_depth = max_json_depth
         self._strict_fields = strict_fields
         self._max_model_len = max_model_len
@@ -142,7 +142,7 @@ class Intake:
         if is_chat:
             request.prompt, rest_tokens = _chat_prompt(value, fields), 0
         else:
-            request.prompt, rest_tokens = self._text_prompt(value)
+            request.prompt, rest_tokens = self._text_prompt(value, request.model)
         count = len(value) if rest_tokens else 1
         copies = max(fields.get("n") or 1, fields.get("best_of") or 1) - 1
         request.further_tokens = rest_tokens + count * copies * COPY_TOKENS
@@ -173,7 +173,7 @@ class Intake:
             request.body = without(request.body, dropped)
         return dropped
 
-    def _text_prompt(self, value: Any) -> tuple[Prompt, int]:  # any decoded JSON value
+    def _text_prompt(self, value: Any, model: str) -> tuple[Prompt, int]:  # any decoded JSON value
         """A text, token ids, or the first of a batch of either; and about how many tokens the rest
         of the batch has.
         """
@@ -189,7 +189,7 @@ class Intake:
         first = items[0]
         is_text = type(first) is str
         if not is_text and not is_list(first):
-            return self._token_ids(items, "prompt"), 0
+            return self._token_ids(items, "prompt", self._vocab_size_of(model)), 0
         if len(items) > MAX_BATCH:
             raise _bad("prompt", f"has {len(items)} prompts; the limit is {MAX_BATCH}")
         for index, item in enumerate(items):
@@ -199,24 +199,26 @@ class Intake:
                 raise _bad("prompt", f"has an empty prompt at index {index}")
         if type(first) is str:
             return first, sum(_estimated_tokens(item) for item in items[1:])
-        batch = [self._token_ids(item, f"prompt[{index}]") for index, item in enumerate(items)]
+        size = self._vocab_size_of(model)
+        batch = [self._token_ids(ids, f"prompt[{index}]", size) for index, ids in enumerate(items)]
         return batch[0], sum(map(len, batch[1:]))
 
-    def _token_ids(self, items: list[Any], name: str) -> array[int]:
+    def _token_ids(self, items: list[Any], name: str, vocab_size: int) -> array[int]:
+        assert 0 < vocab_size <= 1 << 32, "token ids are u32"
         if len(items) > self._max_model_len:
             text = f"has {len(items)} token ids; the context has {self._max_model_len}"
             raise _bad("prompt", text, "context_length_exceeded")
         if set(map(type, items)) == {int}:
             try:
-                if max(items) < self._vocab_size:
+                if max(items) < vocab_size:
                     return array("I", items)
             except OverflowError:
                 pass  # the loop below names the item
         for index, item in enumerate(items):
             if type(item) is not int or not 0 <= item < 1 << 32:
                 raise _bad("prompt", f"{name}[{index}] is not a token id")
-            if item >= self._vocab_size:
-                text = f"{name}[{index}] is not in the vocabulary of {self._vocab_size} tokens"
+            if item >= vocab_size:
+                text = f"{name}[{index}] is not in the vocabulary of {vocab_size} tokens"
                 raise _bad("prompt", text)
         raise AssertionError("an id in range did not fit")
 

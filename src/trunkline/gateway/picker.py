@@ -167,7 +167,8 @@ class FleetPicker:
         self._has_read(request, await self._prompts.tokens_later(request))
 
     def _has_read(self, request: InferenceRequest, tokens: array[int]) -> None:
-        if self._max_tokens is not None and len(tokens) > self._max_tokens:
+        is_beyond = self._max_tokens is not None and len(tokens) > self._max_tokens
+        if self._max_tokens is not None and is_beyond and not self._prompts.is_estimate(tokens):
             raise too_long(request.prompt, len(tokens), self._max_tokens)
         request.prompt = tokens  # a second attempt does not tokenise again
 
@@ -238,7 +239,8 @@ class FleetPicker:
             limit = _reusable_blocks(token_count, block_tokens)
             match = self._directory.match(keys.private)
             counts = [(b if b < limit else limit) * block_tokens for b in match.expected]
-            if self.desk is not None and len(of_size) == 1 and keys.zoned is None:
+            can_pull = self.desk is not None and self._prompts.is_exact
+            if self.desk is not None and can_pull and len(of_size) == 1 and keys.zoned is None:
                 sources = self.desk.source_tokens(
                     match.expected, keys.private, self._pulling(), limit
                 )
@@ -350,7 +352,13 @@ class FleetPicker:
         )
         self._charge(ticket, now)
         self._remember(decision)
-        if self.desk is not None and keys is not None and isinstance(request.prompt, array):
+        is_pullable = keys is not None and self._prompts.is_exact
+        if (
+            self.desk is not None
+            and keys is not None
+            and is_pullable
+            and isinstance(request.prompt, array)
+        ):
             self.desk.hot.note(request.grant, keys, request.prompt, decision.expected_tokens, now)
         return picked
 
@@ -428,6 +436,9 @@ class FleetPicker:
     def _account(self, ticket: Ticket, block_tokens: int, cached_tokens: int) -> None:
         accounts = self.accounts
         predicted = ticket.decision.expected_tokens
+        if self._prompts.is_text:
+            accounts.reused_tokens += cached_tokens
+            return  # what was predicted is not counted in tokens
         accounts.reported_prompts += 1
         accounts.prompt_tokens += ticket.decision.prompt_tokens
         accounts.predicted_tokens += predicted

@@ -1,5 +1,9 @@
 """A request's prompt -> token ids, equal to what the worker will compute.
 
+Where no tokenizer of the model is known, a text counts as runs of its bytes instead: equal
+beginnings still have equal keys, so our own routing can be learned from, but no worker's events
+mean the same. Token ids that a client gives stay what they are.
+
 Short prompts are done at once, since a hop to a thread costs more than the work; long ones go to a
 few threads, so that the loop that forwards everybody's bytes never waits for one user's book. The
 tokenizer gives up the interpreter lock while it works. Read `picker.py` next.
@@ -9,6 +13,8 @@ from __future__ import annotations
 
 from array import array
 from functools import partial
+
+import msgspec
 
 from trunkline.gateway.contracts import ChatPrompt, ClientError, InferenceRequest, Prompt, Refusal
 from trunkline.gateway.lane import Lane
@@ -24,6 +30,11 @@ INLINE_MESSAGES = 128
 
 THREADS = 2
 
+TEXT_MARK = 0xFFFF_FFFF
+"""Begins what stands for a text, so that none is taken for token ids: no vocabulary has it."""
+_RUN_BYTES = 4
+"""Of ordinary text, a token has about so many; a run counts as one."""
+
 
 class PromptTokens:
     """Renders and tokenises prompts, on the loop or off it by size."""
@@ -36,11 +47,31 @@ class PromptTokens:
         self._tokenizer = tokenizer
         self._template = template
         self._lane = Lane(THREADS, "tokenise")
+        self.is_text = False
+        """Texts count as runs of their bytes: no tokenizer of the model is known."""
+        self.is_exact = True
+        """Keys are those of the blocks that workers compute."""
+
+    @property
+    def tokenizer_digest(self) -> str:
+        return "text" if self.is_text else self._tokenizer.digest
+
+    @property
+    def template_digest(self) -> str:
+        return "" if self.is_text else self._template.digest
 
     @property
     def vocab_size(self) -> int:
-        """Token ids below this exist."""
-        return self._tokenizer.vocab_size
+        """Token ids below this exist, as far as is known."""
+        return TEXT_MARK if self.is_text else self._tokenizer.vocab_size
+
+    def read_text(self) -> None:
+        """From here on the tokenizer is not the model's."""
+        self.is_text, self.is_exact = True, False
+
+    def is_estimate(self, tokens: array[int]) -> bool:
+        """Whether a prompt has only about so many tokens."""
+        return self.is_text and tokens[:1].tolist() == [TEXT_MARK]
 
     def tokens(self, request: InferenceRequest) -> array[int] | None:
         """Token ids (u32) of its prompt; None where that takes long: then await `tokens_later`.
@@ -68,6 +99,8 @@ class PromptTokens:
         self._lane.close()
 
     def _encode(self, prompt: ChatPrompt | str, adds_special_tokens: bool | None) -> array[int]:
+        if self.is_text:
+            return _runs(prompt)  # how many tokens it really has, the worker will say
         if isinstance(prompt, str):
             text, is_default = prompt, True
         else:
@@ -78,6 +111,19 @@ class PromptTokens:
         if len(tokens) > self._max_tokens:
             raise too_long(prompt, len(tokens), self._max_tokens)
         return tokens
+
+
+def _runs(prompt: ChatPrompt | str) -> array[int]:
+    """A text as runs of its bytes. A conversation that goes on begins with what it was before."""
+    if isinstance(prompt, str):
+        written = prompt.encode("utf-8", "surrogatepass")
+    else:
+        encode = partial(msgspec.json.encode, order="sorted")
+        lines = [[prompt.tools, prompt.template_options], *prompt.messages]
+        written = b"\n".join(map(encode, lines))
+    runs = array("I", [TEXT_MARK])
+    runs.frombytes(written[: len(written) // _RUN_BYTES * _RUN_BYTES])
+    return runs
 
 
 def too_long(prompt: Prompt | None, tokens: int, max_tokens: int) -> ClientError:

@@ -121,6 +121,7 @@ class Api:
             "root": self.reader.model,
             "parent": None,
             "max_model_len": self.reader.context_tokens,
+            "trunkline_tokenizer": self.tokenizer.digest,
         }
         return JSONResponse({"object": "list", "data": [card]})
 
