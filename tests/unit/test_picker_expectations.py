@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -147,3 +148,17 @@ def test_expectations_are_those_of_the_filled_and_the_open_whatever_fails(
         assert bench.directory.predicted_count(W0) == len(distinct)
         for keys in expected:
             assert bench.directory.match(keys).expected[bench.directory.slot(W0)] == len(keys)
+
+
+def test_what_an_attempt_owes_is_there_to_be_lent_from_its_first_byte_on() -> None:
+    bench = Bench(W0)
+    prompt = ids(10 * BLOCK + 1)
+    picked = bench.pick(prompt)
+    keys, state = picked.ticket.keys, picked.ticket.state
+    lending, tokens = bench.picker._lending(keys), 10 * BLOCK
+    assert lending.there_tokens(state, tokens) == 0
+    assert lending.ready_ms(state, tokens, bench.clock.now()) == math.inf, "it lets nobody wait"
+    bench.picker.first_byte(picked)
+    assert lending.there_tokens(state, tokens) == tokens
+    assert lending.ready_ms(state, tokens, bench.clock.now()) == 0.0
+    bench.picker.ended(picked, COMPLETE, 0)

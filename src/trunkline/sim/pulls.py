@@ -74,16 +74,6 @@ class ModelPulls:
                 self.end_at(now_ms, worker, asker)
         job.askers.clear()
 
-    def _reserve(self, pull: Pull, keys: list[bytes]) -> None:
-        source = pull.source
-        for key in keys:
-            owing = source.coming.get(key)
-            if owing is not None:
-                if source.jobs[owing].lacks:
-                    return
-                pull.waits_for.add(owing)
-            pull.keys.append(key)
-
     def _move_if_computed(self, ticket: int, now_ms: float) -> None:
         worker, pull = self._waiting[ticket]
         if pull.waits_for:
