@@ -32,6 +32,7 @@ from trunkline.gateway.tokenise import PromptTokens
 from trunkline.ports.clock import Clock
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
+from trunkline.worker_url import worker_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Given:
     """The settings name the model's folder. Else tokenizer and template are the simulated model's,
     and count only where the workers say that theirs are the same.
     """
+    on_ignored: Callable[[WorkerId], None] = lambda _worker: None
+    """A worker takes no notice of what it is told to pull."""
     doubt: str = ""
     """Why engines render this model's chats otherwise than by its template; empty for none."""
 
@@ -107,7 +110,8 @@ class Core:
 def assemble(config: Config, given: Given) -> Core:
     """An empty core: no worker is in it yet. Raises ConfigError for a profile that is unknown."""
     routing, model = config.routing, config.model
-    links = _links(routing) if given.transfer_key else None
+    has_p2p = any("p2p" in worker_words(url) for url in config.worker_urls)
+    links = _links(routing) if given.transfer_key or has_p2p else None
     cost = _cost(routing, links)
     directory = Directory(max_blocks=config.directory.max_blocks, seed=given.directory_seed)
     served = FleetModel(model.served_model_name)
@@ -183,6 +187,7 @@ def _desk(links: Links, directory: Directory, given: Given) -> PullDesk:
         clock=given.clock,
         draw=given.draw,
         on_missing=missing,
+        on_ignored=given.on_ignored,
     )
 
 

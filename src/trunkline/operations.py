@@ -260,11 +260,13 @@ class Operations:
         yield Sample("unread_prompts_total", accounts.unread_prompts)
         yield Sample("over_claims_total", accounts.over_claims)
         yield Sample("over_claimed_tokens_total", accounts.over_claimed_tokens)
+        yield Sample("recomputed_tokens_total", accounts.recomputed_tokens)
         yield Sample("decision_queue_seconds_total", accounts.queued_ms / 1_000.0)
         yield Sample("decision_net_gain_seconds", accounts.net_gain_ms / 1_000.0)
         yield Sample("prefix_indexer_size", self._directory.block_count())
         if accounts.prompt_tokens:
-            ratio = accounts.reused_tokens / accounts.prompt_tokens
+            reused = accounts.reused_tokens - accounts.recomputed_tokens
+            ratio = max(0, reused) / accounts.prompt_tokens
             yield Sample("prefix_indexer_hit_ratio", ratio)
         yield Sample("directory_lookup_seconds", accounts.lookup.view())
 
@@ -280,6 +282,8 @@ class Operations:
         yield Sample("phantom_entries_total", desk.sources.phantoms)
         yield Sample("pull_sources_suspect", desk.sources.suspect_count)
         yield Sample("pulled_wrong_bytes_total", desk.sources.wrong_bytes)
+        yield Sample("unheeded_pulls_total", desk.heed.unheeded)
+        yield Sample("workers_ignoring_pulls", len(desk.heed.alarmed))
 
     def _worker_row(self, view: MemberView) -> WorkerRow:
         selections = self._picker.accounts.selections

@@ -13,21 +13,20 @@ import random
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from trunkline.adapters.clock import SystemClock
-from trunkline.config import Config, DirectoryConfig, ModelConfig, is_printable_ascii
+from trunkline.config import Config, DirectoryConfig, ModelConfig
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_key, read_root_key
 from trunkline.rehearsal import OWN_MODEL
-from trunkline.worker_url import worker_event_endpoints, worker_name, worker_url_problem
+from trunkline.worker_specs import spec_reader
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from trunkline.control.discovery import Facts
     from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
-    from trunkline.control.views import WorkerSpec
     from trunkline.core.actions import Action
     from trunkline.core.directory import Directory
     from trunkline.core.feed import FeedLimits, WorkerFeed
@@ -84,7 +82,8 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.gateway.listener import bind_admin, serve_admin
     from trunkline.operations import Operations
 
-    specs = [worker_spec(url, "", {}) for url in config.worker_urls]
+    spec_of = spec_reader(config)
+    specs = [spec_of(url, "", {}) for url in config.worker_urls]
     _say_what_is_open(config)
     clock, context = SystemClock(), event_context(MAX_WORKERS)
     lease_ms = config.directory.heartbeat_ttl_ms
@@ -96,6 +95,8 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         core = build_core(config, clock, authority)
         authority.know_fleet(core, clock)
         errands = errands_of(core)
+        if authority.holdings is not None:
+            authority.holdings.listen(core.picker.told_of_pulls)
         side = _tenant_side(config, core, authority, errands)
         parts = _member_parts(config, core, clock, context, authority)
         parts.examine = examiner_of(core, clock, authority, errands, secrets.token_bytes)
@@ -112,7 +113,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
             picker=core.picker,
             directory=core.directory,
             counters=front.counters,
-            spec_of=worker_spec,
+            spec_of=spec_of,
             hide=hide,
             holdings=parts.holdings,
             refused_credentials=authority.authenticator.refusals,
@@ -246,6 +247,7 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
         transfer_key=read_key(config.routing.transfer_key_file, "transfer_key_file"),
         is_model_given=bool(model.model_path or model.tokenizer_path),
         doubt=why_not_by_template(folder),
+        on_ignored=_say_ignored,
     )
     return assemble(config, given)
 
@@ -258,6 +260,16 @@ def _model_folder(model: ModelConfig) -> Path:
         path = Path(model.tokenizer_path)
         return path if path.is_dir() else path.parent
     return OWN_MODEL
+
+
+def _say_ignored(worker: WorkerId) -> None:
+    from trunkline import observe
+
+    observe.log.warning(
+        "worker.ignores_pulls",
+        worker=worker,
+        remedy="is its connector loaded, and of this version? It computes what it was to pull",
+    )
 
 
 def _tenant_side(
@@ -430,47 +442,6 @@ async def _keep_house(directory: Directory, clock: SystemClock) -> None:
     while True:
         await asyncio.sleep(0.25)
         directory.expire(clock.now())
-
-
-def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
-    """A worker as its URL names it. Raises ConfigError for a URL that cannot be one."""
-    from trunkline.control.views import WorkerSpec
-    from trunkline.ports.worker import Endpoint
-
-    problem = worker_url_problem(url)
-    if problem:
-        raise ConfigError(f"worker {url}: {problem}")
-    if not is_printable_ascii(api_key):
-        raise ConfigError(f"worker {url}: its api_key holds a character that no header can carry")
-    parts = urlsplit(url)
-    name = worker_name(url)
-    endpoint = Endpoint(
-        host=parts.hostname or "",
-        port=parts.port or (443 if parts.scheme == "https" else 80),
-        host_header=name.partition("/")[0],
-        base_path=parts.path.rstrip("/"),
-        is_tls=parts.scheme == "https",
-        api_key=api_key,
-    )
-    return WorkerSpec(
-        name=name,
-        endpoint=endpoint,
-        labels=tuple(sorted(labels.items())),
-        event_sources=_named_sources(url, endpoint.host),
-    )
-
-
-def _named_sources(url: str, host: str) -> tuple[EventSource, ...]:
-    """The event source that a worker's URL names behind `#`. Raises ConfigError for no endpoint."""
-    from trunkline.adapters.event_sources import event_source
-
-    named = worker_event_endpoints(url)
-    if not named:
-        return ()
-    source = event_source(named["events"], worker_host=host)
-    replay = event_source(named["replay"], worker_host=host).endpoint if "replay" in named else None
-    # Read as an engine's own, but here it says where to connect to.
-    return (replace(source, is_bound_by_us=False, replay_endpoint=replay),)
 
 
 def _announce(bound: Config) -> None:

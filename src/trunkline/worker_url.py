@@ -1,4 +1,4 @@
-"""What the URL of a worker says: where it is, what it is called, where its events come from.
+"""What the URL of a worker says: where it is, what it is called, and what stands beside it.
 
 Looks at the words and resolves nothing. Read `wiring.py` for what is made of it.
 """
@@ -8,6 +8,13 @@ from __future__ import annotations
 from urllib.parse import SplitResult, urlsplit
 
 from trunkline.config import is_printable_ascii
+
+_WORDS = {"events", "replay", "agent", "p2p"}
+_FRAGMENT = (
+    "#events=tcp://HOST:PORT, &replay=tcp://HOST:PORT, &agent=http://HOST:PORT or &p2p=HOST:PORT"
+)
+"""`agent`: where a connector inside the engine takes leases. `p2p`: where the engine's own tier
+lends."""
 
 
 def worker_url_problem(url: str) -> str | None:
@@ -46,20 +53,39 @@ def _rest_problem(parts: SplitResult) -> str | None:
         return "has a query"
     if "@" in parts.path:
         return "has an @ in its path, which names the ranks of a worker"
-    names = [word.partition("=")[0] for word in parts.fragment.split("&") if word]
-    is_known = not set(names) - {"events", "replay"} and len(set(names)) == len(names)
-    if not names or (is_known and "events" in names):
+    return _fragment_problem(parts.fragment)
+
+
+def _fragment_problem(fragment: str) -> str | None:
+    said = worker_words(f"#{fragment}")
+    count = sum(1 for word in fragment.split("&") if word)
+    is_known = said.keys() <= _WORDS and len(said) == count
+    if not is_known or ("replay" in said and "events" not in said):
+        return f"has a fragment other than {_FRAGMENT}"
+    agent = said.get("agent")
+    if agent is not None:
+        problem = "names a place in it" if "#" in agent else worker_url_problem(agent)
+        if problem or urlsplit(agent).path not in ("", "/"):
+            return f"has an agent at {agent}, which {problem or 'has a path'}"
+    if "p2p" in said and p2p_address(said["p2p"]) is None:
+        return f"has p2p={said['p2p']}, which is no HOST:PORT"
+    return None
+
+
+def p2p_address(text: str) -> tuple[str, int] | None:
+    """`HOST:PORT` in two; None for anything else."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not host or not is_port or not 1 <= int(port) <= 65_535 or set(host) & set("/?#@ "):
         return None
-    return "has a fragment other than #events=tcp://HOST:PORT or ...&replay=tcp://HOST:PORT"
+    return host, int(port)
 
 
-def worker_event_endpoints(url: str) -> dict[str, str]:
-    """What a good URL says behind `#`: `events` and perhaps `replay`; empty where it says none."""
-    fragment = urlsplit(url).fragment
-    return {
-        name: endpoint
-        for name, _, endpoint in (word.partition("=") for word in fragment.split("&") if word)
-    }
+def worker_words(url: str) -> dict[str, str]:
+    """What a good URL says behind `#`, by name; empty where it says nothing."""
+    words = (word.partition("=") for word in urlsplit(url).fragment.split("&") if word)
+    return {name: value for name, _, value in words}
 
 
 def worker_name(url: str) -> str:

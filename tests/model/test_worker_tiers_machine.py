@@ -117,7 +117,10 @@ class Worker(RuleBasedStateMachine):
 
     @invariant()
     def events_tell_what_is_there(self) -> None:
-        for event in [*self.store.cache.take_events(), *self.store.behind._notices.take()]:
+        for event in [
+            *self.store.cache.take_events(),
+            *self.store.behind._notices.take(self.store.behind.store.take_events()),
+        ]:
             self._hear(event)
         there = [manifest for _, manifest in self.store.behind.store.resident()]
         assert {manifest.place.key for manifest in there} <= self.told[Tier.HOST].keys()

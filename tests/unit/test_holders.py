@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trunkline.control.holders import HolderParts, WorkerHolder
+from trunkline.control.holders import MAX_ENDED, HolderParts, WorkerHolder
 from trunkline.control.receipts import Erase, Fence
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.freshness import Freshness, Grant, LeaseGrants, Order, Verb
@@ -39,6 +39,9 @@ class Machine:
     table: EpochTable = field(default_factory=EpochTable)
     grants_seen: list[dict[str, Any] | None] = field(default_factory=list[dict[str, Any] | None])
     ahead: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    pulls: list[tuple[str, list[tuple[str, bytes]], int]] = field(
+        default_factory=list[tuple[str, list[tuple[str, bytes]], int]]
+    )
     holder: WorkerHolder = field(init=False)
     grants: LeaseGrants = field(init=False)
 
@@ -52,6 +55,7 @@ class Machine:
             clock=self,
             log=EventLog("test-holders"),
             on_ahead=lambda worker, rev: self.ahead.append((worker, rev)),
+            on_pulls=lambda worker, ended, lost: self.pulls.append((worker, [*ended], lost)),
         )
         self.holder = WorkerHolder("w", Endpoint(host="w", port=1, host_header="w"), parts)
 
@@ -333,6 +337,41 @@ def test_a_pull_address_that_is_none_makes_no_lease(
     machine.lives(2.5)
     assert machine.grants_seen == [None] * len(machine.grants_seen)
     assert machine.holder.pull is None
+
+
+def test_what_a_worker_says_of_pulls_is_passed_on_and_what_it_lost_is_counted_in_a_life(
+    machine: Machine,
+) -> None:
+    said = {"pulled": [{"name": "n", "told": "{}"}], "lost_tokens": 40}
+    machine.change = lambda body: body | said
+    machine.lives(0.1)
+    assert machine.pulls[0] == ("w", [("n", b"{}")], 40)
+    machine.change = lambda body: body | {"lost_tokens": 64}
+    machine.pulls.clear()
+    machine.lives(1.5)
+    assert sum(lost for _, _, lost in machine.pulls) == 24
+    machine.freshness = Freshness("2")
+    machine.change = lambda body: body | {"lost_tokens": 8}
+    machine.pulls.clear()
+    machine.lives(1.5)
+    assert sum(lost for _, _, lost in machine.pulls) == 8
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"pulled": [{"name": "n", "told": "{}"}] * (MAX_ENDED + 1)},
+        {"pulled": [{"name": "", "told": "{}"}]},
+        {"pulled": [{"name": "n", "told": "x" * 1_025}]},
+        {"lost_tokens": -1},
+    ],
+    ids=("too many", "no name", "too long", "less than nothing"),
+)
+def test_ends_of_pulls_that_are_none_make_no_lease(machine: Machine, said: dict[str, Any]) -> None:
+    machine.change = lambda body: body | said
+    machine.lives(2.5)
+    assert not machine.freshness.is_valid(machine.boot())
+    assert machine.pulls == []
 
 
 def test_an_ack_is_of_the_life_that_says_it(machine: Machine) -> None:

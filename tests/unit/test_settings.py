@@ -381,6 +381,14 @@ def test_any_other_address_is_not_loopback(host: str) -> None:
         "http://a:1#x=1",
         "http://a:1#replay=tcp://a:1",
         "http://a:1#events=tcp://a:1&events=tcp://a:2",
+        "http://a:1#agent=tcp://a:2",
+        "http://a:1#agent=http://a:2/path",
+        "http://a:1#agent=http://user@a:2",
+        "http://a:1#agent=",
+        "http://a:1#p2p=a",
+        "http://a:1#p2p=a:0",
+        "http://a:1#p2p=a:70000",
+        "http://a:1#p2p=http://a:1",
     ],
 )
 def test_what_cannot_name_a_worker_is_told_why(url: str) -> None:
@@ -388,7 +396,11 @@ def test_what_cannot_name_a_worker_is_told_why(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a:1", "https://a", "http://[::1]:80/v", "http://a.:1", EVENTS]
+    "url",
+    [
+        *("http://a:1", "https://a", "http://[::1]:80/v", "http://a.:1", EVENTS),
+        *("http://a:1#agent=http://a:2", "http://a:1#p2p=[::1]:2", f"{EVENTS}&agent=http://a:2"),
+    ],
 )
 def test_what_can_name_a_worker_has_no_problem(url: str) -> None:
     assert worker_url_problem(url) is None

@@ -43,7 +43,7 @@ PURE = {"core", "native"}
 
 WIRING = {
     *("wiring.py", "authority.py", "one_tenant.py", "rehearsal.py", "assembly.py", "cli.py"),
-    *("settings.py", "leaf.py", "reference.py"),
+    *("settings.py", "leaf.py", "reference.py", "worker_specs.py"),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
     *("administration_fleet.py", "administration_pace.py", "administration_audit.py"),
@@ -57,13 +57,17 @@ WIRING = {
     ),
 }
 """The top of a process. May import everything, but of these only `NAMES_ADAPTERS` the adapters."""
+ENGINE = "connectors/vllm.py"
+"""The top of what runs inside an engine, and the only module that may import one."""
 
 THIRD_PARTY = {
     *("uvloop", "httptools", "msgspec", "fastokens", "tokenizers", "jinja2", "zmq"),
     *("prometheus_client", "starlette", "uvicorn", "matplotlib", "xxhash", "cryptography"),
     "jwt",
 }
-NAMES_ADAPTERS = {"wiring.py", "authority.py", "rehearsal.py", "cli.py"}
+NAMES_ADAPTERS = {"wiring.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py", ENGINE}
+ENGINES = {"vllm", "torch", "huggingface_hub"}
+"""Of an engine's own environment, never of ours."""
 MAY_LOOK_AT_THE_WORLD = NAMES_ADAPTERS | {"config.py", "settings.py", "native/_choice.py"}
 WORLD = re.compile(
     r"""\b(?:time|_time)\.(?!struct_time)[a-z_]+\b
@@ -117,7 +121,7 @@ def target_of(name: str, package: Path) -> str | None:
 def arrows_point_back(package: Path) -> Iterator[str]:
     for path, tree, _ in modules(package):
         source = part_of(path)
-        if source in WIRING:
+        if source in WIRING or path == ENGINE:
             continue
         allowed = ARROWS.get(source)
         if allowed is None:
@@ -144,6 +148,7 @@ def adapters_are_named_outside_wiring(package: Path) -> Iterator[str]:
 def foreign_imports(package: Path) -> Iterator[str]:
     for path, tree, _ in modules(package):
         allowed: set[str] = set() if part_of(path) in PURE else THIRD_PARTY
+        allowed = allowed | ENGINES if path == ENGINE else allowed
         for line, name in imports_of(tree):
             top = name.split(".")[0]
             if top == "":
@@ -288,6 +293,11 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (foreign_imports, "core/x.py", "import msgspec"),
     (foreign_imports, "gateway/x.py", "import requests"),
     (foreign_imports, "gateway/x.py", "from . import front"),
+    (foreign_imports, "connectors/x.py", "import torch"),
+    (foreign_imports, "worker/x.py", "from vllm import config"),
+    (arrows_point_back, "connectors/x.py", "from trunkline.worker import ticket"),
+    (arrows_point_back, "gateway/x.py", "from trunkline.connectors import plan"),
+    (adapters_are_named_outside_wiring, "connectors/x.py", "import trunkline.adapters.clock"),
     (asks_the_world, "gateway/x.py", "import time"),
     (asks_the_world, "gateway/x.py", "from time import monotonic"),
     (asks_the_world, "sim/x.py", "import random\nx = random.random()"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from trunkline.config import Config
 from trunkline.errors import ConfigError
-from trunkline.wiring import worker_spec
+from trunkline.worker_specs import spec_reader, worker_spec
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,22 @@ def test_events_behind_a_workers_url_are_connected_to(
     assert (source.endpoint, source.replay_endpoint) == (endpoint, replay)
     assert not source.is_bound_by_us
     assert source.rank is None
+
+
+def test_an_agent_beside_a_worker_has_an_address_of_its_own_and_not_the_engines_key() -> None:
+    spec = worker_spec("http://h:1#agent=http://a:2", "engine's-key", {})
+    assert spec.agent is not None
+    assert (spec.agent.host, spec.agent.port, spec.agent.api_key) == ("a", 2, "")
+    assert spec.event_sources == ()
+
+
+def test_an_engines_own_tier_is_for_one_tenant() -> None:
+    url = "http://h:1#p2p=h:5710"
+    one = replace(Config(), auth=replace(Config().auth, auth="off"))
+    assert spec_reader(one)(url, "", {}).p2p == ("h", 5710)
+    keys = replace(Config(), auth=replace(Config().auth, auth="keys"))
+    with pytest.raises(ConfigError, match="one tenant"):
+        spec_reader(keys)(url, "", {})
 
 
 def test_an_event_address_that_is_none_is_refused() -> None:

@@ -23,6 +23,7 @@ from trunkline.core.transfer import (
 )
 from trunkline.kv.client import Puller
 from trunkline.kv.judge import PullHost, StoreJudge
+from trunkline.kv.orders import Pulled, PullOrder
 from trunkline.kv.pulls import Cancel, PullRequest, PullResult
 from trunkline.kv.records import Owner
 from trunkline.ports.clock import Clock
@@ -30,7 +31,7 @@ from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.jobs import Failure, Job, Jobs, QueueFull
 from trunkline.worker.link import Link
 from trunkline.worker.options import AgentSwitch, WorkerOptions
-from trunkline.worker.orders import HEADER, Pulled, PullOrder, order_from
+from trunkline.worker.orders import HEADER, order_from
 from trunkline.worker.pulls import PullCall, Pulls, PullTerms, _misfit
 from trunkline.worker.requests import BadRequest, Region
 from trunkline.worker.schedule import make_schedule

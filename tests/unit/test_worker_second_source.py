@@ -13,11 +13,11 @@ import pytest
 from trunkline.core.transfer import Grant, PullEnd, Reason, keys_digest
 from trunkline.kv.client import Puller
 from trunkline.kv.judge import PullHost
+from trunkline.kv.orders import Pulled, PullOrder
 from trunkline.kv.pulls import Cancel, PullRequest, PullResult
 from trunkline.ports.clock import Clock
 from trunkline.worker.blocks import Terms
 from trunkline.worker.link import Link
-from trunkline.worker.orders import Pulled, PullOrder
 from trunkline.worker.pulls import PullCall, Pulls, PullTerms
 from worker_tenants import BLOCK, EPOCHS, NS, SUBJECTS, Store, ticket, tokens
 

@@ -36,7 +36,7 @@ def a_store() -> Store:
 
 
 def _host_events(store: Store) -> list[BlockEvent]:
-    return store.behind._notices.take()
+    return store.behind._notices.take(store.behind.store.take_events())
 
 
 def _told(events: list[BlockEvent], resident: set[tuple[Tier, bytes]]) -> None:
@@ -323,11 +323,11 @@ def test_what_was_never_kept_is_never_told() -> None:
 def test_what_left_is_remembered_for_a_while_in_case_it_turns_up_on_disk(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trunkline.worker.notices.MAX_LATE", 6)
+    monkeypatch.setattr("trunkline.kv.notices.MAX_LATE", 6)
     notices = store.behind._notices
     for turn in range(40):
         store.run(tokens(2 * BLOCK + 1, first=1_000 + 40 * turn), ticket())
-        notices.take()
+        notices.take(store.behind.store.take_events())
     assert store.behind.store.figures().evicted > 6
     assert len(notices) == 32 + 6
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -34,9 +34,12 @@ LEASE_PATH = "/trunkline/lease"
 REVOKE_PATH = "/trunkline/revoke"
 ERASED_PATH = "/trunkline/erased"
 
+MAX_ENDED = 256
+"""Ends of pulls in one answer to a lease."""
 TIMEOUT_MS = 1_000.0
 """Of one request. A worker that is slower has a lease that runs out, which is as good as an ack."""
 
+OnPulls = Callable[[str, Sequence[tuple[str, bytes]], int], None]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
@@ -62,6 +65,11 @@ class _PullAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lends_owed: bool = False
 
 
+class _EndedPull(msgspec.Struct, frozen=True, kw_only=True):
+    name: _Word
+    told: Annotated[str, msgspec.Meta(max_length=1_024)]
+
+
 class _LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     ask: _Word
     boot_nonce: _Word
@@ -70,6 +78,11 @@ class _LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     erase: Erase
     salt_regions: bool = False
     pull: _PullAnswer | None = None
+    pulled: Annotated[list[_EndedPull], msgspec.Meta(max_length=MAX_ENDED)] = msgspec.field(
+        default_factory=list[_EndedPull]
+    )
+    lost_tokens: _Count = 0
+    """Of this life."""
 
 
 class _RevokeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +114,9 @@ class HolderParts:
     log: EventLog
     on_ahead: Callable[[str, int], None] = lambda _worker, _rev: None
     """A worker knows a revision that the registry does not: this was restored from a backup."""
+    on_pulls: OnPulls | None = None
+    """How pulls of a worker ended, by our names of them, and how many further tokens it computed
+    that its engine had counted as reused."""
 
 
 class WorkerHolder:
@@ -255,6 +271,11 @@ class WorkerHolder:
         if told.ask.rpartition(":")[0] != told.boot_nonce:
             raise WorkerLost(f"{self.name} asks in the name of another life")
         is_same_life = self._last is not None and self._last.boot_nonce == told.boot_nonce
+        lost = told.lost_tokens - (self._last.lost_tokens if self._last and is_same_life else 0)
+        if told.pulled or lost > 0:
+            ended = [(one.name, one.told.encode()) for one in told.pulled]
+            if self._parts.on_pulls is not None:
+                self._parts.on_pulls(self.name, ended, max(0, lost))
         self._last, self._is_asked_openly = told, True
         is_ahead = told.rev > self._parts.table().rev
         if is_ahead:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from trunkline.control.holders import HolderParts, WorkerHolder
+from trunkline.control.holders import HolderParts, OnPulls, WorkerHolder
 from trunkline.control.supervised import Supervised
 from trunkline.ports.worker import Endpoint
 
@@ -33,6 +33,10 @@ class Holdings(Supervised):
         """It was removed: it is granted nothing any more, and its last lease runs out."""
         if self._holders.pop(name, None) is not None:
             self._loops.pop(name).cancel()
+
+    def listen(self, on_pulls: OnPulls) -> None:
+        """Who is told what leases say of pulls: see `HolderParts.on_pulls`."""
+        self._parts.on_pulls = on_pulls
 
     def find(self, name: str) -> WorkerHolder | None:
         return self._holders.get(name)

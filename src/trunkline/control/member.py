@@ -316,19 +316,20 @@ class Member:
     def _put_target(self, worker: WorkerId) -> None:
         routing, guard, facts = self._parts.routing, self._guard, self._facts
         is_exact = self._self_test.mode(self.mode) is Mode.EXACT
+        ttl_ms = routing.predicted_ttl_ms if is_exact else routing.approximate_ttl_ms
         self._parts.targets.add_target(
             Target(
                 worker=worker,
                 endpoint=self.spec.endpoint,
                 headers=rank_headers(self._ranks, worker, self.spec.name),
-                predicted_ttl_ms=routing.predicted_ttl_ms
-                if is_exact
-                else routing.approximate_ttl_ms,
+                predicted_ttl_ms=ttl_ms,
                 max_model_len=facts.max_model_len,
                 engine=facts.engine,
                 models=frozenset(self.models),
                 agent=self._parts.agent(self.spec.name),
                 wants_checkpoints=self.mode is Mode.DIGEST,
+                is_told_in_body=self.spec.agent is not None,
+                p2p=self.spec.p2p,
                 on_sent=partial(self._on_sent, guard),
                 on_ended=partial(self._on_ended, guard, worker),
             )

@@ -46,7 +46,7 @@ class Membership(Supervised):
             raise ConfigError(f"{spec.name}: {MAX_WORKERS} workers are here, no more are taken")
         self.remove(spec.name)
         if self._parts.holdings is not None:
-            self._parts.holdings.add(spec.name, spec.endpoint)
+            self._parts.holdings.add(spec.name, spec.agent or spec.endpoint)
         member = Member(spec, self._parts)
         self._members[spec.name] = member
         self._lives[spec.name] = self.begin(member.live(), f"worker {spec.name}")

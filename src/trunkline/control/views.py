@@ -41,6 +41,10 @@ class WorkerSpec:
     """It is taken only if it serves this model; empty takes what the fleet serves."""
     event_sources: tuple[EventSource, ...] = ()
     """Where its cache events come from, for an engine that does not announce them."""
+    agent: Endpoint | None = None
+    """Where a connector inside the engine takes leases and orders, on a port of its own."""
+    p2p: tuple[str, int] | None = None
+    """Where the engine's own peer-to-peer tier lends its blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ class Accounts:
     over_claims: int = 0
     """Answers that reused less than predicted, by a whole block or more."""
     over_claimed_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Of `reused_tokens`: an engine had counted them, and computed them after all."""
     queued_ms: float = 0.0
     """Sum over decisions of the predicted queue at the chosen worker."""
     decisions: int = 0

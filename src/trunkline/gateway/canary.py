@@ -25,7 +25,7 @@ from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.gateway.contracts import Grant
 from trunkline.gateway.errands import Errand, Errands, canary_grant
 from trunkline.gateway.namespaces import Namespaces
-from trunkline.gateway.pulls import PullDesk, PullPlan, pull_address
+from trunkline.gateway.pulls import PullDesk, PullOrder, PullPlan, pull_address
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import PullAddress, Target
@@ -185,7 +185,7 @@ class PullCanary:
         self, source: _End, end: _End, grant: Grant, tokens: array[int], keys: KeyChain
     ) -> None:
         parts = self._parts
-        first = await self._ask(source, grant, tokens, ())
+        first = await self._ask(source, grant, tokens, None)
         await self._announced(source, end, keys)
         stakes = parts.namespaces.stakes(grant, keys.block_tokens)
         assert stakes is not None, "the canary has a scope"
@@ -199,7 +199,7 @@ class PullCanary:
         order = parts.desk.order(plan, stakes, keys, tokens, ends.get)
         if order is None:
             raise _Failed("no order can say it")
-        second = await self._ask(end, grant, tokens, (order.header,))
+        second = await self._ask(end, grant, tokens, order)
         details = second.usage.prompt_tokens_details if second.usage else None
         found, wanted = details.cached_tokens if details else 0, BLOCKS * keys.block_tokens
         if found < wanted:
@@ -225,7 +225,7 @@ class PullCanary:
             found = tokens_of[source.state.slot]
 
     async def _ask(
-        self, end: _End, grant: Grant, tokens: array[int], headers: tuple[tuple[str, str], ...]
+        self, end: _End, grant: Grant, tokens: array[int], order: PullOrder | None
     ) -> _Answer:
         errand = Errand(
             target=end.target,
@@ -233,7 +233,7 @@ class PullCanary:
             grant=grant,
             tokens=tokens,
             timeout_ms=REQUEST_MS,
-            headers=headers,
+            order=order,
         )
         status, body = await self._parts.errands.run(errand)
         if status != 200:

@@ -21,6 +21,8 @@ from trunkline.core.identity import Scope, ScopeKind
 from trunkline.core.principals import Principal
 from trunkline.gateway.contracts import Grant
 from trunkline.gateway.namespaces import Namespaces
+from trunkline.gateway.pulls import PullOrder
+from trunkline.gateway.telling import told_headers, transfer_params
 from trunkline.ports.worker import Post, Target
 
 COMPLETIONS = "/v1/completions"
@@ -39,7 +41,8 @@ class Errand:
     timeout_ms: float
     model: str = ""
     """Empty for the model itself; else one of its adapters."""
-    headers: tuple[tuple[str, str], ...] = ()
+    order: PullOrder | None = None
+    """What it is to pull first."""
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON
 
 
@@ -56,7 +59,10 @@ class Errands:
     async def run(self, errand: Errand) -> tuple[int, bytes]:
         """Status and body of the answer. Raises WorkerLost, WorkerTimeout."""
         grant, target, size = errand.grant, errand.target, errand.block_tokens
-        body = {
+        has_agent = target.agent is not None and target.agent.takes_tickets
+        ticket = self._namespaces.ticket(grant, size) if has_agent else ""
+        params = transfer_params(target, ticket, errand.order)
+        body: dict[str, Any] = {  # JSON
             "cache_salt": self._namespaces.salt(grant, size),
             "model": errand.model or self._served_model(),
             "prompt": errand.tokens.tolist(),
@@ -64,15 +70,14 @@ class Errands:
             "temperature": 0,
             **errand.more,
         }
-        ticket: tuple[tuple[str, str], ...] = ()
-        if target.agent is not None and target.agent.takes_tickets:
-            ticket = (("x-trunkline-ticket", self._namespaces.ticket(grant, size)),)
+        if params:
+            body["kv_transfer_params"] = msgspec.Raw(params)
         return await self._post(
             target.endpoint,
             COMPLETIONS,
             msgspec.json.encode(body),
             timeout_ms=errand.timeout_ms,
-            headers=(*target.headers, *ticket, *errand.headers),
+            headers=told_headers(target, ticket, errand.order),
         )
 
     async def ask(

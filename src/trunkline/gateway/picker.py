@@ -8,10 +8,9 @@ caller.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from array import array
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from trunkline.core.cost import calibrate
@@ -30,6 +29,7 @@ from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pi
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
 from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
 from trunkline.gateway.receipts import Receipts
+from trunkline.gateway.telling import salted, told_headers, transfer_params
 from trunkline.gateway.tickets import Ticket, Tickets
 from trunkline.gateway.tokenise import PromptTokens, too_long
 from trunkline.ports.clock import Clock
@@ -117,6 +117,15 @@ class FleetPicker:
         if order is not None and self.desk is not None and ticket.keys is not None:
             self.desk.learn(order, ticket.keys, told)
 
+    def told_of_pulls(self, worker: str, ended: Sequence[tuple[str, bytes]], lost: int) -> None:
+        """A lease of a worker says how pulls ended, and how many tokens it computed that its engine
+        had counted as reused.
+        """
+        self.accounts.recomputed_tokens += lost
+        for name, told in ended:
+            if self.desk is not None:
+                self.desk.told(worker, name, told)
+
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
         ticket: Ticket = pick.ticket
         was_open = ticket.state.queue.end(ticket.number, self._clock.now())
@@ -125,7 +134,8 @@ class FleetPicker:
         ticket.target.on_ended(end)
         if ticket.keys is None:
             return
-        self.pulled(pick, b"")  # where nothing was told until now, nothing will be
+        is_good = end is AttemptEnd.COMPLETE and ticket.has_first_byte
+        self._end_pull(ticket, ticket.keys, is_good, cached_tokens)
         if end is AttemptEnd.COMPLETE and cached_tokens is not None:
             self._account(ticket, ticket.keys.block_tokens, cached_tokens)
         is_refused = end is AttemptEnd.COMPLETE and not ticket.has_first_byte
@@ -133,6 +143,15 @@ class FleetPicker:
             # Refused, failed or given up before anything was computed. What fails later had been
             # computed: if the worker died of it, its health or its events will say so.
             self._retract(ticket, ticket.keys)
+
+    def _end_pull(
+        self, ticket: Ticket, keys: KeyChain, is_good: bool, cached_tokens: int | None
+    ) -> None:
+        """The answer is over, and its head said nothing of the pull that was ordered."""
+        order, ticket.pull = ticket.pull, None
+        if order is not None and self.desk is not None:
+            is_later = ticket.target.is_told_in_body
+            self.desk.answered(order, keys, cached_tokens, is_good=is_good, is_told_later=is_later)
 
     # -- what a line in front of it asks ---------------------------------------------------------
 
@@ -342,11 +361,12 @@ class FleetPicker:
             is_stream=request.is_stream,
             pull=self._order(request, decision, keys, sources),
         )
+        told = self._ticket(request.grant, keys, ticket)
         picked = Pick(
             worker=worker,
             endpoint=target.endpoint,
-            body=self._body(request, state, keys, target),
-            headers=self._headers(request.grant, state, keys, ticket),
+            body=self._body(request, keys, ticket, told),
+            headers=told_headers(target, told, ticket.pull),
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
         )
@@ -383,33 +403,32 @@ class FleetPicker:
             raise
 
     def _body(
-        self, request: InferenceRequest, state: WorkerState, keys: KeyChain | None, target: Target
+        self, request: InferenceRequest, keys: KeyChain | None, attempt: Ticket, ticket: str
     ) -> bytes:
         """What is sent: anything that may be computed on bears our salt. Raises ClientError for
         what cannot bear it, where there is more than one tenant.
         """
+        target = attempt.target
         keeps_apart = request.grant.principal.auth_method != "off"
         if keeps_apart and not target.engine.keeps_salt(request.path):
             text = f"this path cannot be kept apart by tenant on {target.engine.value}"
             raise ClientError(Refusal(status=403, code="unsalted_path", message=text))
         if keys is not None or request.is_object:
-            salt = self._namespaces.salt(request.grant, state.block_tokens)
-            return _salted(request.body, salt, keys, target)
+            salt = self._namespaces.salt(request.grant, attempt.state.block_tokens)
+            params = transfer_params(target, ticket, attempt.pull)
+            return salted(request.body, salt, keys, target, params)
         if request.body and keeps_apart:
             text = "where tenants are kept apart, this path takes JSON objects only"
             raise ClientError(Refusal(status=415, code="unsalted_body", message=text))
         return request.body
 
-    def _headers(
-        self, grant: Grant, state: WorkerState, keys: KeyChain | None, attempt: Ticket
-    ) -> tuple[tuple[str, str], ...]:
-        target = attempt.target
-        if target.agent is None or not target.agent.takes_tickets:
-            return target.headers
+    def _ticket(self, grant: Grant, keys: KeyChain | None, attempt: Ticket) -> str:
+        """What an agent is told; empty where there is none."""
+        agent = attempt.target.agent
+        if agent is None or not agent.takes_tickets:
+            return ""
         public = None if keys is None else keys.public
-        ticket = self._namespaces.ticket(grant, state.block_tokens, public)
-        pull = () if attempt.pull is None else (attempt.pull.header,)
-        return (*target.headers, ("x-trunkline-ticket", ticket), *pull)
+        return self._namespaces.ticket(grant, attempt.state.block_tokens, public)
 
     def _remember(self, decision: Decision) -> None:
         accounts = self.accounts
@@ -475,22 +494,3 @@ def _session_key(request: InferenceRequest) -> bytes | None:
         return None
     named = request.grant.domain + request.session.encode()
     return hashlib.blake2b(named, digest_size=32, person=b"session").digest()
-
-
-def _salted(body: bytes, salt: str, keys: KeyChain | None, target: Target) -> bytes:
-    """The body with our salt in front (and the labels that a digest-mode worker reports back).
-
-    `intake.py` has removed whatever the client wrote there, and guarantees a JSON object.
-    """
-    start = body.index(b"{") + 1
-    ours = b'"cache_salt":"' + salt.encode("ascii") + b'"'
-    if keys is not None and keys.public is not None:
-        ours += f',"cache_salt_regions":[[{keys.public_blocks},"{keys.public.salt}"]]'.encode()
-    if keys is not None and target.wants_checkpoints:
-        labels = ",".join(
-            f'[{tokens},"{base64.b64encode(key).decode("ascii")}"]'
-            for tokens, key in keys.checkpoints()
-        )
-        ours += f',"kv_transfer_params":{{"trunkline":{{"checkpoints":[{labels}]}}}}'.encode()
-    separator = b"" if body[start:].lstrip().startswith(b"}") else b","
-    return body[:start] + ours + separator + body[start:]

@@ -5,6 +5,8 @@ teaches.
                         source fails
     x-trunkline-pulled  in its answer: how the pull ended; read here, never passed on
 
+A connector inside an engine is told in the body (`telling.py`), and tells the end with its lease.
+
 A source is believed to have what is expected of it; what our own attempts there still owe, once
 they give their first token. Prompts that begin with a public prefix are not pulled. Must never:
 grant what the ticket beside it does not cover, or send an order that a worker would not take. Read
@@ -23,6 +25,7 @@ import msgspec
 
 from trunkline.core.decision import Decision
 from trunkline.core.fleet import WorkerState
+from trunkline.core.heed import Heed
 from trunkline.core.keys import KeyChain
 from trunkline.core.links import Links
 from trunkline.core.records import WorkerId
@@ -42,9 +45,12 @@ from trunkline.core.transfer import (
 )
 from trunkline.gateway.hot import HotPrompts
 from trunkline.gateway.namespaces import Stakes
+from trunkline.gateway.unheard import Unheard
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import PullAddress, Target
 
+P2P_LAYOUT = b"the engine's p2p"
+"""Of workers whose own peer-to-peer tier moves the blocks: between such alone."""
 NO_PART = -1
 """Of a worker that takes no part in pulls, neither as a source nor as a destination."""
 HEADER = "x-trunkline-pull"
@@ -52,6 +58,7 @@ MAX_TOLD_BYTES = 1_024
 GRANT_SLACK_MS = 5_000.0
 """A grant outlives the time that its pull should take by so much; the worker gives up before."""
 _PATIENCE = 3.0
+_NAME_BYTES = 16
 
 
 class _First(msgspec.Struct, kw_only=True):
@@ -136,6 +143,10 @@ class PullOrder:
     header: tuple[str, str] = field(repr=False)
     other: PullOrder | None = None
     """What the header says of the other source; it is never sent by itself."""
+    name: str = ""
+    """What the end of it is told by, where that is not the answer itself."""
+    p2p: str = ""
+    """Where the engine's own tier is to ask, as JSON; empty for pulls of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +184,16 @@ class PullDesk:
         clock: Clock,
         draw: Callable[[int], bytes],
         on_missing: Callable[[WorkerId, bytes], None],
+        on_ignored: Callable[[WorkerId], None] = lambda _worker: None,
     ) -> None:
-        """`on_missing` is told the kv key of a block that a worker should have and does not."""
+        """`on_missing` is told the kv key of a block that a worker should have and does not;
+        `on_ignored` a worker that takes no notice of orders.
+        """
         self._on_missing = on_missing
+        self._on_ignored = on_ignored
         self.accounts = PullAccounts()
         self.sources = Sources()
+        self.heed = Heed()
         self.hot = HotPrompts()
         self.degraded: dict[WorkerId, str] = {}
         """Destinations whose canary was lost, and where (`canary.py`)."""
@@ -186,6 +202,7 @@ class PullDesk:
         self._clock = clock
         self._draw = draw
         self._lives: dict[WorkerId, str] = {}
+        self._unheard = Unheard[tuple[PullOrder, KeyChain]]()
 
     def source_tokens(
         self,
@@ -199,12 +216,14 @@ class PullDesk:
         one layout, which is that of most.
         """
         now, found = self._clock.now(), [NO_PART] * len(expected)
+        if not self._transfer_key:  # then engines move blocks by themselves, or nobody does
+            pulling = [one for one in pulling if one[1].layout == P2P_LAYOUT]
         layouts = Counter(address.layout for _, address in pulling)
         layout = max(layouts, key=layouts.__getitem__, default=b"")
         for state, address in pulling:
             if address.layout != layout or state.block_tokens != keys.block_tokens:
                 continue
-            if self.sources.rests(state.worker, now):
+            if self.sources.rests(state.worker, now) or self.heed.is_left_out(state.worker, now):
                 continue
             self._note_life(state.worker, address.incarnation)
             slot = state.slot
@@ -226,6 +245,8 @@ class PullDesk:
         destination = address_of(plan.destination)
         if destination is None:
             return None
+        if destination.layout == P2P_LAYOUT:
+            return self._p2p_order(plan, address_of(plan.source))
         packed = kv_keys(keys, tokens, plan.last_block)
         pulled_tokens = (plan.last_block - plan.first_block) * keys.block_tokens
         expected_ms = (
@@ -306,7 +327,76 @@ class PullDesk:
             ready_ms=plan.ready_ms,
             names=names,
             header=(HEADER, told),
+            name=self._draw(_NAME_BYTES).hex(),
         )
+
+    def _p2p_order(self, plan: PullPlan, source: PullAddress | None) -> PullOrder | None:
+        """Where the engine's own tier is to look for what it lacks: no grant, and no proof."""
+        if source is None:
+            return None
+        name = self._draw(_NAME_BYTES).hex()
+        told = {"kv_request_id": name, "remote_host": source.host, "remote_port": source.port}
+        self.accounts.ordered += 1
+        return PullOrder(
+            source=plan.source,
+            destination=plan.destination,
+            incarnation=source.incarnation,
+            first_block=plan.first_block,
+            block_count=plan.last_block - plan.first_block,
+            ready_ms=0.0,
+            names=b"",
+            header=("", ""),
+            name=name,
+            p2p=json.dumps(told, separators=(",", ":")),
+        )
+
+    def answered(
+        self,
+        order: PullOrder,
+        keys: KeyChain,
+        cached_tokens: int | None,
+        *,
+        is_good: bool,
+        is_told_later: bool,
+    ) -> None:
+        """The answer is over, and its head said nothing of the pull."""
+        if not is_good:
+            self.learn(order, keys, b"")
+        elif order.p2p:
+            if cached_tokens is not None:
+                self.reused(order, keys, cached_tokens)
+        elif is_told_later:
+            self.await_end(order, keys)
+        else:
+            self.ignored(order)
+
+    def await_end(self, order: PullOrder, keys: KeyChain) -> None:
+        """The answer is over; how its pull ended comes with a later lease of the worker."""
+        now, told_by = self._clock.now(), order.destination
+        for given_up, _ in self._unheard.add(order.name, told_by, (order, keys), now):
+            self.ignored(given_up)
+
+    def told(self, worker: str, name: str, told: bytes) -> None:
+        """A lease of this worker says how the pull of that name ended."""
+        awaited = self._unheard.take(name, worker)
+        if awaited is not None:
+            self.learn(*awaited, told)
+
+    def ignored(self, order: PullOrder) -> None:
+        """A good answer came as if nothing had been ordered."""
+        self._count("untold", "")
+        if self.heed.ignored(order.destination, self._clock.now()):
+            self._on_ignored(order.destination)
+
+    def reused(self, order: PullOrder, keys: KeyChain, cached_tokens: int) -> None:
+        """An engine's own tier tells nothing: what it reused says whether it pulled anything."""
+        blocks = cached_tokens // keys.block_tokens - order.first_block
+        if blocks <= 0:
+            self.ignored(order)
+            return
+        self.heed.heeded(order.destination)
+        self._count("p2p", "")
+        self.accounts.tokens += min(blocks, order.block_count) * keys.block_tokens
 
     def learn(self, order: PullOrder, keys: KeyChain, told: bytes) -> None:
         """The answer to a request with a pull began, and says how that ended."""
@@ -318,6 +408,7 @@ class PullDesk:
         if read.first is not None:
             failed = _Told(end=PullEnd.REJECTED, reason=read.first.reason, ms=read.first.ms)
             self._learn(order, keys, failed, was_asked_on=True)
+        self.heed.heeded(order.destination)
         self._learn(asked, keys, read)
 
     def _learn(
@@ -354,6 +445,7 @@ class PullDesk:
         """It left."""
         self._lives.pop(worker, None)
         self.sources.forget(worker)
+        self.heed.forget(worker)
         self.links.forget(worker)
 
     def _note_life(self, worker: WorkerId, incarnation: str) -> None:
@@ -374,7 +466,20 @@ def kv_keys(keys: KeyChain, tokens: array[int], blocks: int) -> bytes:
 
 def pull_address(target: Target | None) -> PullAddress | None:
     """Where its blocks can be pulled from; None where it takes no part."""
-    if target is None or target.agent is None or not target.agent.takes_tickets:
+    if target is None:
+        return None
+    if target.p2p is not None:
+        host, port = target.p2p
+        return PullAddress(
+            worker=target.worker,
+            incarnation=P2P_LAYOUT.decode(),
+            host=host,
+            port=port,
+            local="",
+            layout=P2P_LAYOUT,
+            block_bytes=1,
+        )
+    if target.agent is None or not target.agent.takes_tickets:
         return None
     return target.agent.pull
 

@@ -146,7 +146,7 @@ class Warmer:
             grant=grant,
             tokens=lead,
             timeout_ms=WARM_MS,
-            headers=(order.header,),
+            order=order,
         )
         try:
             status, _ = await parts.errands.run(errand)

@@ -15,6 +15,7 @@ from trunkline.core.freshness import Freshness
 from trunkline.core.records import BootInstant
 from trunkline.core.transfer import Grant, Reason
 from trunkline.kv.records import Owner
+from trunkline.kv.tickets import Ticket
 
 
 class Believing(Protocol):
@@ -44,6 +45,11 @@ class PullHost:
 
     def fault(self, grant: Grant) -> Reason | None:
         return _fault(self.fence, grant.rev, grant.subjects, grant.epochs)
+
+
+def ticket_fault(fence: Believing, ticket: Ticket) -> Reason | None:
+    """Why nothing may be used now for a request with this ticket; None when it may."""
+    return _fault(fence, ticket.rev, ticket.subjects, ticket.epochs)
 
 
 def _fault(

@@ -132,6 +132,11 @@ class Target:
     agent: WorkerAgent | None = None
     wants_checkpoints: bool = False
     """A digest-mode worker: it is told the labels of the prefix it is about to hold."""
+    is_told_in_body: bool = False
+    """Its agent is a connector inside the engine, which sees a request's `kv_transfer_params` and
+    no header, and tells how pulls ended with its leases."""
+    p2p: tuple[str, int] | None = None
+    """Host and port of the engine's own peer-to-peer tier; None where it is not used."""
     on_sent: Callable[[], None] = ignore_sent
     on_ended: Callable[[AttemptEnd], None] = ignore_ended
     """Told of each attempt once when it is sent and once when it ends, for the breaker."""

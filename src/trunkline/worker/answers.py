@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from trunkline.kv.orders import NO_PULLS
 from trunkline.worker.engine import Engine
 from trunkline.worker.jobs import Failure, Job
 from trunkline.worker.lifting import Lifts
-from trunkline.worker.orders import ANSWER_HEADER, NO_PULLS
+from trunkline.worker.orders import ANSWER_HEADER
 from trunkline.worker.pulls import Pulls
 from trunkline.worker.requests import Generation
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from trunkline.core.records import Instant
 from trunkline.core.transfer import MAX_GRANT_LIFE_MS, Grant, PullEnd, Reason, read_grant
 from trunkline.kv.client import Puller
+from trunkline.kv.orders import Pulled, PullOrder
 from trunkline.kv.peers import Source
 from trunkline.kv.pulls import Cancel, PullRequest
 from trunkline.kv.server import Host
@@ -32,7 +33,6 @@ from trunkline.worker.blocks import KvSequence, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.hedge import Hedge
 from trunkline.worker.link import Link
-from trunkline.worker.orders import Pulled, PullOrder
 from trunkline.worker.tiers import HostTier, place_of
 
 MAX_PULLS = 8

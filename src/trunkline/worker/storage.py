@@ -21,6 +21,7 @@ from trunkline.kv.client import Puller
 from trunkline.kv.disk import DiskOptions, DiskTier
 from trunkline.kv.files import FolderFiles
 from trunkline.kv.judge import PullHost, StoreJudge
+from trunkline.kv.orders import MAX_SOURCES
 from trunkline.kv.pulls import PullOptions
 from trunkline.kv.records import Component, Layout
 from trunkline.kv.server import PullServer, ServerOptions
@@ -34,7 +35,6 @@ from trunkline.worker.lending import LentStore
 from trunkline.worker.lifting import Lifts
 from trunkline.worker.link import Link
 from trunkline.worker.options import WorkerOptions
-from trunkline.worker.orders import MAX_SOURCES
 from trunkline.worker.pulls import MAX_PULLS, SETUP_MS, Pulls, PullTerms
 from trunkline.worker.tiers import HostTier
 

@@ -5,20 +5,16 @@ exactly right. Read `kv/tickets.py` for what a ticket says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
-
-import msgspec
 
 from trunkline.kv.tickets import MAX_TICKET_BYTES, Ticket, read_ticket
 from trunkline.worker.requests import BadRequest
 
 HEADER = b"x-trunkline-ticket"
-_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 def ticket_from(headers: Sequence[tuple[bytes, bytes]]) -> Ticket | None:
     """The ticket among raw headers; None where there is none. Raises BadRequest."""
-    raw = _only(headers, HEADER, MAX_TICKET_BYTES)
+    raw = only(headers, HEADER, MAX_TICKET_BYTES)
     if raw is None:
         return None
     try:
@@ -27,24 +23,12 @@ def ticket_from(headers: Sequence[tuple[bytes, bytes]]) -> Ticket | None:
         raise bad_header(HEADER, str(error)) from error
 
 
-def decoded_header(
-    headers: Sequence[tuple[bytes, bytes]], name: bytes, max_bytes: int, kind: type[_Kind]
-) -> _Kind | None:
-    """The JSON of a header that may be there once; None where it is not. Raises BadRequest."""
-    raw = _only(headers, name, max_bytes)
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise bad_header(name, str(error)) from error
-
-
 def bad_header(name: bytes, why: str) -> BadRequest:
     return BadRequest(f"{name.decode()}: {why}", name.decode())
 
 
-def _only(headers: Sequence[tuple[bytes, bytes]], name: bytes, max_bytes: int) -> bytes | None:
+def only(headers: Sequence[tuple[bytes, bytes]], name: bytes, max_bytes: int) -> bytes | None:
+    """The value of a header that may be there once; None where it is not. Raises BadRequest."""
     found = [value for header, value in headers if header == name]
     if not found:
         return None

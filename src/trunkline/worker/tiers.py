@@ -23,6 +23,7 @@ from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason
 from trunkline.kv.catalogue import Erasure
 from trunkline.kv.digests import fault_of
+from trunkline.kv.notices import Note, Notices
 from trunkline.kv.records import Block as KvBlock
 from trunkline.kv.records import Kept, Owner, Place
 from trunkline.kv.shelf import MAX_QUOTAS
@@ -32,7 +33,6 @@ from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import BlockEvent
 from trunkline.worker import fence
 from trunkline.worker.blocks import Behind, Block, BlockState, KvSequence, Stamp
-from trunkline.worker.notices import Notices
 
 ERASE_SLICE_BLOCKS = 256
 """Blocks wiped between two looks at the sockets."""
@@ -100,7 +100,8 @@ class HostTier:
         self._clock = clock
         self._device_share = host_blocks / device_blocks
         self.saved_ms = saved_ms
-        self._notices = Notices(store, block_tokens)
+        self._block_tokens = block_tokens
+        self._notices = Notices(block_tokens, store.resident)
         self._listeners: list[Callable[[list[BlockEvent]], None]] = []
         self._quotas: dict[str, tuple[int, int | None]] = {}
         self._publics: dict[bytes, _Public] = {}
@@ -148,7 +149,7 @@ class HostTier:
         block = sequence.blocks[index]
         if block.state is not _READY or not block.stamp.ns or block.domain is None:
             return Reason.NS  # a private copy, or of a request without a ticket
-        is_noted_now = self._notices.note(sequence, index)
+        is_noted_now = self._notices.note(block.hash, self._noted(sequence, index))
         outcome = self.store.put(
             place_of(sequence, index), owner_of(block), block.kv, saved_ms=self.saved_ms(index)
         )
@@ -339,16 +340,26 @@ class HostTier:
 
     def await_pull(self, sequence: KvSequence, first: int, last: int) -> None:
         """These blocks may come by a pull."""
-        self._notices.begin_pull(sequence, first, last)
+        for index in range(first, last):
+            self._notices.expect(sequence.hashes[index], self._noted(sequence, index))
 
     def end_pull(self, keys: Sequence[bytes]) -> None:
         """It has ended: what came is told."""
         self.flush()
-        self._notices.end_pull(keys)
+        self._notices.settle(keys)
+
+    def _noted(self, sequence: KvSequence, index: int) -> Note:
+        zone = sequence.zone_of(index)
+        start = index * self._block_tokens
+        return Note(
+            tokens=sequence.tokens[start : start + self._block_tokens],
+            salt=zone.salt,
+            begins_region=index > 0 and zone.first == index,
+        )
 
     def flush(self) -> None:
         """Let every rank tell what came and went."""
-        events = self._notices.take()
+        events = self._notices.take(self.store.take_events())
         if events:
             for publish in self._listeners:
                 publish(events)

@@ -1,97 +1,92 @@
-"""What is told of the blocks behind the device: their tokens and salts, beside a store's events.
+"""What is told of the blocks in a store: their tokens and salts, beside the store's events.
 
 A store knows keys; who follows a worker needs the tokens. A note is made when a block is on its way
 into the store, and goes when it is in no tier any more. Blocks that moved to disk are nowhere for a
 while: their notes are kept so long. Must never: tell of a block that was not told to be there.
-Read `tiers.py` for who asks.
+Read `worker/tiers.py` and `connectors/plan.py` for who asks.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trunkline.core.records import Tier
 from trunkline.kv.records import Added, Gone, Manifest, StoreEvent
-from trunkline.kv.store import BlockStore
 from trunkline.ports.publisher import BlockEvent, BlockRemoved, RunStored
-from trunkline.worker.blocks import KvSequence
 
 MAX_LATE = 1_024
 """Blocks that left host memory whose notes are kept, should they turn up on disk."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Note:
+class Note:
     """What events say of a block beside its key."""
 
     tokens: array[int] = field(repr=False)
     salt: str | None = field(repr=False)
-    begins_region: bool
+    begins_region: bool = False
     tiers: set[Tier] = field(default_factory=set[Tier])
     """Where it was told to be."""
     parent: bytes = b""
-    pulls: int = 0
-    """That may still bring it."""
+    awaited: int = 0
+    """How many are on their way that may still bring it."""
 
     @property
     def is_idle(self) -> bool:
-        return not (self.tiers or self.pulls)
+        return not (self.tiers or self.awaited)
 
 
 class Notices:
     """The notes of one store. Belongs to the event loop."""
 
-    def __init__(self, store: BlockStore, block_tokens: int) -> None:
-        self._store = store
+    def __init__(
+        self, block_tokens: int, resident: Callable[[], Sequence[tuple[Tier, Manifest]]]
+    ) -> None:
+        """`resident` is asked for all that can be found where the store had to drop events."""
+        self._resident = resident
         self._block_tokens = block_tokens
-        self._notes: dict[bytes, _Note] = {}
+        self._notes: dict[bytes, Note] = {}
         self._late: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._notes)
 
-    def note(self, sequence: KvSequence, index: int) -> bool:
+    def is_told(self, key: bytes, tier: Tier) -> bool:
+        """Whether the block is there, as far as events have said."""
+        note = self._notes.get(key)
+        return note is not None and tier in note.tiers
+
+    def note(self, key: bytes, note: Note) -> bool:
         """A block goes into the store. False where a note of it is there already."""
-        key = sequence.hashes[index]
-        if key in self._notes:
-            return False
-        zone = sequence.zone_of(index)
-        start = index * self._block_tokens
-        self._notes[key] = _Note(
-            tokens=sequence.tokens[start : start + self._block_tokens],
-            salt=zone.salt,
-            begins_region=index > 0 and zone.first == index,
-        )
-        return True
+        return self._notes.setdefault(key, note) is note
 
     def drop(self, key: bytes) -> None:
         """The store did not take it."""
         del self._notes[key]
 
-    def begin_pull(self, sequence: KvSequence, first: int, last: int) -> None:
-        """These blocks may come, when a pull publishes them."""
-        for index in range(first, last):
-            self.note(sequence, index)
-            self._notes[sequence.hashes[index]].pulls += 1
+    def expect(self, key: bytes, note: Note) -> None:
+        """A block may come: until `settle` its note stays."""
+        self._notes.setdefault(key, note).awaited += 1
 
-    def end_pull(self, keys: Sequence[bytes]) -> None:
-        """Its events have been taken: what did not come is forgotten."""
+    def settle(self, keys: Sequence[bytes]) -> None:
+        """The events of what was expected have been taken: what did not come is forgotten."""
         for key in keys:
             note = self._notes[key]
-            note.pulls -= 1
+            note.awaited -= 1
+            assert note.awaited >= 0, "settled more often than expected"
             if note.is_idle:
                 del self._notes[key]
 
-    def take(self) -> list[BlockEvent]:
-        """What came to the store and went, in order, since the last call."""
+    def take(self, events: Sequence[StoreEvent]) -> list[BlockEvent]:
+        """What is to be told of what came to the store and went, in order."""
         told: list[BlockEvent] = []
         gone: list[bytes] = []
         run: list[bytes] = []
         tier = Tier.HOST
-        for event in self._changes(self._store.take_events()):
+        for event in self._changes(events):
             if isinstance(event, Gone):
                 self._tell(run, tier, told)
                 run = []
@@ -132,7 +127,7 @@ class Notices:
             if isinstance(event, Added | Gone):
                 yield event
                 continue
-            resident = self._store.resident()
+            resident = self._resident()
             there = {(manifest.place.key, tier) for tier, manifest in resident}
             for key, note in list(self._notes.items()):
                 lost = [tier for tier in sorted(note.tiers) if (key, tier) not in there]

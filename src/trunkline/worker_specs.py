@@ -1,0 +1,83 @@
+"""What is made of the URL of a worker: where it listens, where its events come from, and what
+stands beside it. Names the adapter that reads addresses of event streams. Read `worker_url.py` for
+what a URL may say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from trunkline.config import Config, is_printable_ascii
+from trunkline.errors import ConfigError
+from trunkline.worker_url import p2p_address, worker_name, worker_url_problem, worker_words
+
+if TYPE_CHECKING:
+    from trunkline.control.views import WorkerSpec
+    from trunkline.ports.worker import Endpoint, EventSource
+
+
+def spec_reader(config: Config) -> Callable[[str, str, Mapping[str, str]], WorkerSpec]:
+    """`worker_spec`, and a refusal of what the settings leave no room for."""
+    is_one_tenant = config.auth.auth == "off" or bool(config.listen.api_key)
+
+    def read(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
+        spec = worker_spec(url, api_key, labels)
+        if spec.p2p is not None and not is_one_tenant:
+            raise ConfigError(
+                f"worker {url}: p2p is for one tenant (--auth off): the engine's own tier asks"
+                " nobody whose blocks they are"
+            )
+        return spec
+
+    return read
+
+
+def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
+    """A worker as its URL names it. Raises ConfigError for a URL that cannot be one."""
+    from trunkline.control.views import WorkerSpec
+
+    problem = worker_url_problem(url)
+    if problem:
+        raise ConfigError(f"worker {url}: {problem}")
+    if not is_printable_ascii(api_key):
+        raise ConfigError(f"worker {url}: its api_key holds a character that no header can carry")
+    endpoint = _endpoint(url, api_key)
+    words = worker_words(url)
+    return WorkerSpec(
+        name=worker_name(url),
+        endpoint=endpoint,
+        labels=tuple(sorted(labels.items())),
+        event_sources=_named_sources(words, endpoint.host),
+        # The engine's key is nothing to who listens on another port.
+        agent=_endpoint(words["agent"], "") if "agent" in words else None,
+        p2p=p2p_address(words["p2p"]) if "p2p" in words else None,
+    )
+
+
+def _endpoint(url: str, api_key: str) -> Endpoint:
+    from trunkline.ports.worker import Endpoint
+
+    parts = urlsplit(url)
+    return Endpoint(
+        host=parts.hostname or "",
+        port=parts.port or (443 if parts.scheme == "https" else 80),
+        host_header=worker_name(url).partition("/")[0],
+        base_path=parts.path.rstrip("/"),
+        is_tls=parts.scheme == "https",
+        api_key=api_key,
+    )
+
+
+def _named_sources(named: Mapping[str, str], host: str) -> tuple[EventSource, ...]:
+    """The event source that a worker's URL names behind `#`. Raises ConfigError for no endpoint."""
+    from trunkline.adapters.event_sources import event_source
+
+    if "events" not in named:
+        return ()
+    source = event_source(named["events"], worker_host=host)
+    replay = event_source(named["replay"], worker_host=host).endpoint if "replay" in named else None
+    # Read as an engine's own, but here it says where to connect to.
+    return (replace(source, is_bound_by_us=False, replay_endpoint=replay),)

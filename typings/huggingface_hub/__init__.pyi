@@ -1,0 +1,3 @@
+def snapshot_download(
+    repo_id: str, *, revision: str | None = None, local_files_only: bool = False
+) -> str: ...

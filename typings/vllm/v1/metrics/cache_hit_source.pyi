@@ -1,0 +1,4 @@
+from enum import Enum
+
+class CacheHitSource(str, Enum):
+    HOST = "host"
