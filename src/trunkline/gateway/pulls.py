@@ -21,8 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from trunkline.core.decision import Decision
 from trunkline.core.fleet import WorkerState
 from trunkline.core.heed import Heed
@@ -39,12 +37,12 @@ from trunkline.core.transfer import (
     Grant,
     Lesson,
     PullEnd,
-    Reason,
     keys_digest,
     kv_chain,
 )
 from trunkline.gateway.hot import HotPrompts
 from trunkline.gateway.namespaces import Stakes
+from trunkline.gateway.told import Told, read_told
 from trunkline.gateway.unheard import Unheard
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import PullAddress, Target
@@ -54,29 +52,10 @@ P2P_LAYOUT = b"the engine's p2p"
 NO_PART = -1
 """Of a worker that takes no part in pulls, neither as a source nor as a destination."""
 HEADER = "x-trunkline-pull"
-MAX_TOLD_BYTES = 1_024
 GRANT_SLACK_MS = 5_000.0
 """A grant outlives the time that its pull should take by so much; the worker gives up before."""
 _PATIENCE = 3.0
 _NAME_BYTES = 16
-
-
-class _First(msgspec.Struct, kw_only=True):
-    """How the first source failed."""
-
-    reason: Reason
-    ms: float = 0.0
-
-
-class _Told(msgspec.Struct, kw_only=True):
-    """What the worker's header says; what else it says is passed over."""
-
-    end: PullEnd
-    reason: Reason | None = None
-    blocks: int = msgspec.field(default=0)
-    ms: float = 0.0
-    first: _First | None = None
-    """Where the other source was asked: all else is about that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,19 +379,19 @@ class PullDesk:
 
     def learn(self, order: PullOrder, keys: KeyChain, told: bytes) -> None:
         """The answer to a request with a pull began, and says how that ended."""
-        read = _read(told)
+        read = read_told(told)
         asked = order if read is None or read.first is None else order.other
-        if read is None or asked is None or not _is_of(read, asked):
+        if read is None or asked is None or not read.is_of(asked.block_count):
             self._count("untold", "")
             return
         if read.first is not None:
-            failed = _Told(end=PullEnd.REJECTED, reason=read.first.reason, ms=read.first.ms)
+            failed = Told(end=PullEnd.REJECTED, reason=read.first.reason, ms=read.first.ms)
             self._learn(order, keys, failed, was_asked_on=True)
         self.heed.heeded(order.destination)
         self._learn(asked, keys, read)
 
     def _learn(
-        self, order: PullOrder, keys: KeyChain, read: _Told, *, was_asked_on: bool = False
+        self, order: PullOrder, keys: KeyChain, read: Told, *, was_asked_on: bool = False
     ) -> None:
         """From one of the sources that were asked. After the first of two the destination asked on:
         it was the source's fault.
@@ -488,18 +467,3 @@ def _fits(told: str) -> bool:
     """Whether a worker takes it: a longer one would be answered with an error, to the client."""
     assert told.isascii()
     return len(told) <= MAX_ORDER_BYTES
-
-
-def _is_of(read: _Told, order: PullOrder) -> bool:
-    """Whether what is told can be of this order."""
-    times = (read.ms, read.first.ms if read.first else 0.0)
-    return 0 <= read.blocks <= order.block_count and all(0.0 <= ms < 1e9 for ms in times)
-
-
-def _read(told: bytes) -> _Told | None:
-    if len(told) > MAX_TOLD_BYTES:
-        return None
-    try:
-        return msgspec.json.decode(told, type=_Told)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
