@@ -58,7 +58,7 @@ def test_flags_reach_their_fields() -> None:
         ({"profile": "x"}, "profile 'x' is unknown"),
         ({"fault": ("hang:1",)}, "fault 'hang:1' is not one of slow:FACTOR, hang"),
         ({"fault": ("drop-events:2",)}, "fault 'drop-events:2'"),
-        ({"fault": ("ignore-salt",)}, "fault 'ignore-salt'"),
+        ({"fault": ("lose-salt",)}, "fault 'lose-salt'"),
         ({"time_scale": float("nan")}, "time_scale is nan"),
         ({"feed": Feed.DIGEST}, "needs heartbeat_url"),
         ({"events_port": 65_535, "data_parallel_size": 2}, "events_port is 65535"),

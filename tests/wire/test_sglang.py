@@ -10,12 +10,24 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fleet import WAIT_S, Gateway, Process, Processes, free_port, processes, text_of, until
+from fleet import (
+    MODEL_FOLDER,
+    WAIT_S,
+    Gateway,
+    Process,
+    Processes,
+    free_port,
+    processes,
+    text_of,
+    until,
+)
 from tenants import SHAPES, Shape, Tenants, tenants
 
 TODAY = ("--engine", "sglang", "--enable-cache-report", "--page-size", "1", "--profile", "tiny")
 BEFORE = ("--engine", "sglang-0.5.18", "--enable-cache-report", "--profile", "tiny")
 RELEASES = pytest.mark.parametrize("flags", [TODAY, BEFORE], ids=["0.5.23", "0.5.18"])
+MODEL = ("--model-path", str(MODEL_FOLDER))
+"""Whose tokenizer it has: SGLang serves any model, so that the gateway has to be told."""
 WORDS = 200
 
 
@@ -37,7 +49,7 @@ def learnt(gateway: Gateway, worker: Process, text: str) -> None:
 def test_what_is_expected_is_what_is_reused_and_the_engine_is_shown(flags: tuple[str, ...]) -> None:
     with processes() as started:
         worker = started.worker(*flags)
-        gateway = started.gateway([worker.url])
+        gateway = started.gateway([worker.url], *MODEL)
         detail = gateway.worker(worker)["detail"]
         version = "0.5.23" if flags is TODAY else "0.5.18"
         assert (detail["engine"], detail["engine_version"]) == ("sglang", version)
@@ -67,13 +79,15 @@ def test_a_small_cache_is_followed_through_its_evictions_and_learnt_by_who_comes
 ) -> None:
     with processes() as started:
         worker = started.worker(*flags, "--blocks", "80")
-        gateway = started.gateway([worker.url], *root_key)
+        gateway = started.gateway([worker.url], *MODEL, *root_key)
         texts = [text_of(WORDS, seed) for seed in range(8)]
         for text in texts:
             assert gateway.chat(text).status == 200
         until(lambda: gateway.rank(worker)["feed_stats"]["removed_blocks"] > 0, "some had to go")
         gateway.wait_quiet()
-        late = started.gateway([worker.url], *root_key)  # knows what events say, and no more
+        late = started.gateway(
+            [worker.url], *MODEL, *root_key
+        )  # knows what events say, and no more
         held = late.rank(worker)["held_blocks"]
         assert 0 < held <= 80
         until(lambda: gateway.rank(worker)["held_blocks"] == held, "both know the same")
@@ -88,7 +102,7 @@ def test_c22_batches_that_were_lost_are_replayed(
 ) -> None:
     with processes() as started:
         worker = started.worker(*flags, "--fault", "drop-events:0.5")
-        gateway = started.gateway([worker.url], *root_key)
+        gateway = started.gateway([worker.url], *MODEL, *root_key)
         texts = [text_of(WORDS, seed) for seed in range(12)]
         for text in texts:
             assert gateway.chat(text).status == 200
@@ -112,7 +126,7 @@ def test_a_restart_is_recognised_by_its_numbers_and_nothing_old_is_expected(
     with processes() as started:
         ports = ("--port", str(free_port()), "--events-port", str(free_port()))
         worker = started.worker(*flags, *ports)
-        gateway = started.gateway([worker.url])
+        gateway = started.gateway([worker.url], *MODEL)
         text = text_of(WORDS, "before")
         learnt(gateway, worker, text)
         worker.kill()
@@ -129,7 +143,7 @@ def test_a_restart_is_recognised_by_its_numbers_and_nothing_old_is_expected(
 def test_a_flushed_cache_is_forgotten(flags: tuple[str, ...]) -> None:
     with processes() as started:
         worker = started.worker(*flags)
-        gateway = started.gateway([worker.url])
+        gateway = started.gateway([worker.url], *MODEL)
         text = text_of(WORDS, "flushed")
         learnt(gateway, worker, text)
         gateway.wait_quiet()
@@ -141,7 +155,7 @@ def test_a_flushed_cache_is_forgotten(flags: tuple[str, ...]) -> None:
 def test_without_its_report_flag_reuse_is_not_told_and_all_else_works() -> None:
     with processes() as started:
         worker = started.worker("--engine", "sglang", "--profile", "tiny")
-        gateway = started.gateway([worker.url])
+        gateway = started.gateway([worker.url], *MODEL)
         text = text_of(WORDS, "silent")
         learnt(gateway, worker, text)
         answer = gateway.chat(text)
@@ -152,7 +166,7 @@ def test_without_its_report_flag_reuse_is_not_told_and_all_else_works() -> None:
 def test_its_load_is_known_and_its_own_paths_are_nobody_s() -> None:
     with processes() as started:
         worker = started.worker(*TODAY)
-        gateway = started.gateway([worker.url])
+        gateway = started.gateway([worker.url], *MODEL)
         assert gateway.metric("worker_degraded", worker=worker.name) == 0
         for path in ("/generate", "/flush_cache", "/server_info", "/get_server_info"):
             assert gateway.client.post(path, json={"text": "hello"}).status_code == 404
@@ -161,7 +175,7 @@ def test_its_load_is_known_and_its_own_paths_are_nobody_s() -> None:
 def fenced(started: Processes, folder: Path) -> tuple[Process, Tenants]:
     worker = started.worker(*TODAY)
     paths = ("--tenant-paths", "/v1/messages", "/v1/embeddings", "/v1/responses")
-    return worker, tenants(started, [worker.url], folder, *paths)
+    return worker, tenants(started, [worker.url], folder, *MODEL, *paths)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

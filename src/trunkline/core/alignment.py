@@ -238,7 +238,7 @@ _TOKENS_REMEDY = (
     "give the gateway the engine's own tokenizer and template (--model-path, --tokenizer-path,"
     " --chat-template)"
 )
-_USAGE_REMEDY = "start vLLM with --enable-prompt-tokens-details"
+_USAGE_REMEDY = "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
 _EVENTS_REMEDY = (
     'start the engine with events (vLLM: --kv-events-config \'{"enable_kv_cache_events": true,'
     ' "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\'), or'
