@@ -50,7 +50,7 @@ TOLD_AT_ONCE = 128
 ERASE_SLICE_BLOCKS = 256
 _READ_LEASE_MS = 10_000.0
 """A reader copies in the same step; the lease is for one that dies in it."""
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("vllm.trunkline")  # the engine shows what is below its own name
 
 
 class Device(Protocol):

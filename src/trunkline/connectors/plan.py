@@ -13,6 +13,7 @@ at a time. Read `keeper.py` for the other half.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ LOADS_A_REQUEST = 4
 """One that is preempted comes again, and so does one whose load failed as a whole."""
 MAX_SAVES = 1_024
 """Blocks copied at the end of one step; the rest of a prompt follows with its next steps."""
+
+
+_WORTH_SAYING = {1, 10, 100, 1_000, 10_000}
+_log = logging.getLogger("vllm.trunkline")  # the engine shows what is below its own name
 
 
 class EngineRequest(Protocol):
@@ -115,8 +120,10 @@ class Planner:
         """It is new here."""
         try:
             wishes = read_wishes(request.kv_transfer_params, self._transfer_key)
-        except ValueError:
+        except ValueError as error:
             self.figures.unread += 1
+            if self.figures.unread in _WORTH_SAYING:
+                _log.warning("trunkline: what a gateway says of a request is not read: %s", error)
             return
         if wishes is None or not wishes.ticket.ns or not _is_told_by_tokens(request):
             return

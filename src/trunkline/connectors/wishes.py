@@ -29,7 +29,7 @@ MAX_WISH_BYTES = 32_768
 class _Wire(msgspec.Struct, kw_only=True):
     ticket: msgspec.Raw
     name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)] = ""
-    pull: msgspec.Raw | None = None
+    pull: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,9 @@ def read_wishes(params: Mapping[str, Any] | None, transfer_key: bytes) -> Wishes
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     ticket = read_ticket(bytes(wire.ticket))
-    if wire.pull is None:
+    pull = bytes(wire.pull)
+    if pull == b"null":
         return Wishes(ticket=ticket, pull=None, grant=None)
-    order = read_order(bytes(wire.pull))
+    order = read_order(pull)
     grant = read_grant(order.grant, transfer_key) if transfer_key else None
     return Wishes(ticket=ticket, pull=PullWish(name=wire.name, order=order), grant=grant)
