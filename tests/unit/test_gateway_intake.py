@@ -141,8 +141,7 @@ def test_malformed_messages_are_refused(messages: Any) -> None:
 def test_messages_of_every_kind_reach_the_template_as_they_came() -> None:
     messages = [
         {"role": "system", "content": "s"},
-        {"role": "user", "content": [{"type": "text", "text": "\U0001f600"},
-                                     {"type": "image_url", "image_url": {"url": "data:x"}}]},
+        {"role": "user", "content": [{"type": "text", "text": "\U0001f600"}]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
         {"role": "tool", "content": "t", "tool_call_id": "1"},
     ]  # fmt: skip
@@ -155,6 +154,19 @@ def test_messages_of_every_kind_reach_the_template_as_they_came() -> None:
     assert request.prompt.tools == tools
     assert request.prompt.template_options == {"add_generation_prompt": False}
     assert request.is_stream
+
+
+@pytest.mark.parametrize("urls", [("data:cat", "data:dog"), ("data:" + "A" * 70_000, "data:b")])
+def test_c49_c50_nothing_is_known_of_a_prompt_with_an_image(urls: tuple[str, str]) -> None:
+    """No keys are made of it: two images can never be taken for one, whatever the template does."""
+    for url in urls:
+        text = {"type": "text", "text": "what is this?"}
+        image = {"type": "image_url", "image_url": {"url": url}}
+        request = take(chat(messages=[{"role": "user", "content": [text, image]}]))
+        assert request.prompt is None
+        assert request.further_tokens == 1_004, "and rates are charged by an estimate"
+        assert request.is_object, "it bears our salt all the same"
+        assert url.encode() in request.body
 
 
 BAD_PROMPTS: list[tuple[Any, str]] = [

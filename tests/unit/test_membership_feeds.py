@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from member_bench import W0, Answers, Bench, bench_test, metrics, some_chain, until, with_events
+from member_bench import (
+    W0,
+    Answers,
+    Bench,
+    bench_test,
+    metrics,
+    some_chain,
+    stored_batch,
+    until,
+    with_events,
+)
 
 from trunkline.config import RoutingConfig
 from trunkline.control.views import Mode
 from trunkline.core.actions import FeedFailed
 from trunkline.core.events import EventBatch
 from trunkline.core.records import WorkerId
+from trunkline.core.repair import FeedState
 from trunkline.ports.worker import AttemptEnd, EventSource
 
 
@@ -52,6 +63,20 @@ async def test_a_mistake_of_ours_with_one_worker_is_logged_and_ends_nobody_else(
     await until(lambda: bench.log.count("worker.joined") == 3)
     assert bench.mode() is Mode.EXACT
     assert bench.state(WorkerId("w1:2")) is other
+
+
+@bench_test
+async def test_c26_a_recovery_that_takes_its_time_keeps_no_worker_from_being_chosen(
+    bench: Bench,
+) -> None:
+    await bench.joined(answers=with_events(0))
+    feed = bench.feeds[W0]
+    assert feed.joined(bench.clock.now()), "a replay was asked for"
+    feed.live(stored_batch(7, some_chain(), 1), bench.clock.now())
+    assert feed.state is FeedState.REPLAYING
+    assert bench.view().ranks[0].feed_state == "replaying", "how far it is can be seen"
+    usable, _ = bench.fleet.usable(bench.clock.boot())
+    assert [state.worker for state in usable] == [W0]
 
 
 # -- silence ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import functools
 
 from member_bench import W0, Answers, Bench, bench_test, metrics, some_chain, until
 
+from trunkline.core.decision import Exclusion
 from trunkline.errors import WorkerTimeout
 
 
@@ -64,6 +65,39 @@ async def test_c20_a_worker_that_sleeps_holds_nothing(bench: Bench) -> None:
     assert bench.directory.predicted_count(W0) == 20
     answers.pages["/metrics"] += b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
     await until(lambda: bench.directory.predicted_count(W0) == 0)
+
+
+@bench_test
+async def test_c20_a_worker_that_sleeps_is_left_alone_until_it_wakes(bench: Bench) -> None:
+    answers = await bench.joined()
+    awake = answers.pages["/metrics"]
+    answers.pages["/metrics"] += b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
+    await until(lambda: bench.view().exclusion is Exclusion.ASLEEP)
+    assert "sleeps or is paused" in bench.view().reason
+    answers.pages["/metrics"] = awake
+    await until(lambda: bench.view().exclusion is None)
+
+
+@bench_test
+async def test_c20_a_paused_worker_is_left_alone_and_what_it_held_is_not_forgotten(
+    bench: Bench,
+) -> None:
+    """It may have kept its cache; if not, its first events say so."""
+    answers = await bench.joined(
+        answers=Answers(metrics=metrics(), is_paused=b'{"is_paused":true}')
+    )
+    await until(lambda: bench.view().exclusion is Exclusion.ASLEEP)
+    bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    answers.pages["/is_paused"] = b'{"is_paused":false}'
+    await until(lambda: bench.view().exclusion is None)
+    assert bench.directory.predicted_count(W0) == 20
+
+
+@bench_test
+async def test_whether_it_is_paused_is_asked_once_where_nobody_tells(bench: Bench) -> None:
+    answers = await bench.joined()
+    await until(lambda: answers.asked.count("/metrics") > 4)
+    assert answers.asked.count("/is_paused") == 1
 
 
 @bench_test

@@ -189,7 +189,7 @@ def test_media_in_the_first_block_leave_nothing_to_name_though_the_salt_is_ours(
     ],
     ids=str,
 )
-def test_other_groups_and_blocks_without_tokens_are_ignored_and_counted(  # C53
+def test_c53_other_groups_and_blocks_without_tokens_are_ignored_and_counted(
     fields: dict[str, Any],
 ) -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [1], "group_idx": 1}

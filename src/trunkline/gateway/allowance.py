@@ -164,8 +164,10 @@ def _burst(per_s: float | None) -> float:
 
 
 def _prompt_tokens(request: InferenceRequest) -> int:
-    """Nothing for a prompt that is proxied unread."""
+    """By the size of its body for one with media, nothing for what is proxied unread."""
     prompt = request.prompt
+    if prompt is None:
+        return request.further_tokens
     return len(prompt) + request.further_tokens if isinstance(prompt, array) else 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trunkline.gateway.answers import quoted
@@ -48,6 +48,8 @@ COPY_TOKENS = 16
 """What a further sample of one prompt (`n`, `best_of`) computes of it: it reuses all but the last
 block.
 """
+MEDIA_TOKENS = 1_000
+"""What a picture of a megapixel takes in models of today, about: an estimate, for rate limits."""
 _TOKEN_BYTES = 4
 """Of ordinary text, about."""
 _HINT_BYTES = 256
@@ -138,14 +140,19 @@ class Intake:
         if request.max_tokens is not None and request.max_tokens > self._max_model_len:
             raise _bad("max_tokens", f"must be at most {self._max_model_len}")
         request.adds_special_tokens = fields.get("add_special_tokens")
-        value = fields[prompt_name]
+        value, media = fields[prompt_name], 0
         if is_chat:
-            request.prompt, rest_tokens = _chat_prompt(value, fields), 0
+            prompt, rest_tokens = _chat_prompt(value, fields), 0
+            media = _media_count(prompt.messages)
+            # What an engine makes of a picture is not in the text: nothing is known of the prompt.
+            request.prompt = None if media else prompt
         else:
             request.prompt, rest_tokens = self._text_prompt(value, request.model)
         count = len(value) if rest_tokens else 1
         copies = max(fields.get("n") or 1, fields.get("best_of") or 1) - 1
         request.further_tokens = rest_tokens + count * copies * COPY_TOKENS
+        if request.prompt is None:
+            request.further_tokens += _estimated_tokens(_text_of(value)) + media * MEDIA_TOKENS
 
     def _drop(
         self, request: InferenceRequest, fields: dict[str, Any], unknown: list[str]
@@ -290,6 +297,23 @@ def _check_part(part: Any, where: str) -> None:  # any decoded JSON value
         raise _bad("messages", f"{where}.{kind} must hold its data")
     if inner_name == "url" and not source.startswith("data:"):
         raise _bad("messages", f"{where}.{kind} must be a data: URL; nothing is fetched")
+
+
+def _media_count(messages: list[dict[str, Any]]) -> int:
+    return sum(part["type"] in _MEDIA_PARTS for part in _parts_of(messages))
+
+
+def _text_of(messages: list[dict[str, Any]]) -> str:
+    """Of messages with media: all that is text."""
+    whole = [content for one in messages if type(content := one.get("content")) is str]
+    return " ".join([*whole, *(str(part.get("text", "")) for part in _parts_of(messages))])
+
+
+def _parts_of(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        content = message.get("content")
+        if is_list(content):
+            yield from content
 
 
 def _is_under(fields: dict[str, Any], dropped: frozenset[str], max_depth: int) -> bool:
