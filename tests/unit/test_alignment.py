@@ -142,6 +142,15 @@ def test_where_ids_are_not_told_their_number_is_compared() -> None:
     assert told == {2: State.OK, 3: State.WRONG, None: State.OPEN}
 
 
+def test_without_a_tokenizer_that_is_what_is_wrong_and_not_the_events() -> None:
+    reading = Reading(topic=Topic.TEXT, ours=None, theirs=None, has_tokenizer=False)
+    silent: dict[str, Any] = {"runs": [], "has_events": False, "unfollowed": "no tokenizer"}
+    examination = examined(readings=[reading], **silent)
+    assert [f.topic for f in examination.findings if f.state is State.WRONG] == [Topic.TEXT]
+    assert "--model-path" in examination.reason
+    assert examination.belief is Belief.APPROXIMATE
+
+
 def test_c54_events_of_another_block_size_name_that_size() -> None:
     runs = [run(block_tokens=8)]
     assert found(Topic.BLOCK_SIZE, runs=runs).state is State.WRONG

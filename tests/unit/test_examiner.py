@@ -243,14 +243,14 @@ async def test_c57_without_events_all_else_is_tested(bench: Bench) -> None:
 
 
 @bench_test
-async def test_where_no_tokenizer_is_known_ids_that_any_has_are_sent_and_texts_are_left_open(
+async def test_where_no_tokenizer_is_known_ids_that_any_has_are_sent(
     bench: Bench,
 ) -> None:
     bench.prompts.read_text()
     found = await bench.look(has_feed=False)
-    assert (states(found)["text"], states(found)["chat"]) == ("open", "open")
-    assert states(found)["isolation"] == "ok"
-    assert any("--model-path" in finding.found for finding in found.findings)
+    assert (states(found)["text"], states(found)["chat"]) == ("wrong", "wrong")
+    assert (states(found)["isolation"], states(found)["events"]) == ("ok", "open")
+    assert any("--model-path" in finding.remedy for finding in found.findings)
     sent = [asked["prompt"] for path, asked, _ in bench.engine.sent if path != "/tokenize"]
     assert sent
     assert all(100 <= one < 4_096 for prompt in sent for one in prompt if len(prompt) > BLOCK + 1)

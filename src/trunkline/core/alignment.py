@@ -124,6 +124,8 @@ class Reading:
     """None where it does not say; then `their_count` may tell how many."""
     their_count: int | None = None
     problem: str = ""
+    has_tokenizer: bool = True
+    """We have one of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,8 @@ class Sighting:
     """It has an event stream that we follow."""
     has_digest: bool = False
     """It posts heartbeats instead."""
+    unfollowed: str = ""
+    """Why its events would be of no use; empty where they would."""
     was_heard: bool = False
     """Anything came on its stream since it joined."""
     stream: str = ""
@@ -248,6 +252,15 @@ _EVENTS_REMEDY = (
 
 def _tokens(reading: Reading) -> Finding:
     ours, theirs, topic = reading.ours, reading.theirs, reading.topic
+    if not reading.has_tokenizer:
+        return Finding(
+            topic=topic,
+            state=State.WRONG,
+            expected="the engine's tokens",
+            found="no tokenizer of its model here",
+            remedy=_TOKENS_REMEDY,
+            leaves=Belief.APPROXIMATE,
+        )
     if ours is None or (theirs is None and reading.their_count is None):
         return Finding(
             topic=topic,
@@ -321,6 +334,9 @@ def _events(seen: Sighting) -> Finding:
     if seen.runs:
         found = f"events of {seen.announced_blocks}"
         return Finding(topic=Topic.EVENTS, state=State.OK, expected=expected, found=found)
+    if seen.unfollowed:
+        found = f"not followed: {seen.unfollowed}"
+        return Finding(topic=Topic.EVENTS, state=State.OPEN, expected=expected, found=found)
     if not seen.has_events:
         found, remedy = "it announces none", _EVENTS_REMEDY
     elif seen.stream:

@@ -216,6 +216,7 @@ class _Trial:
             block_tokens=state.block_tokens,
             has_events=feed is not None,
             has_digest=target.wants_checkpoints,
+            unfollowed="" if parts.prompts.is_exact else "our keys are not of its tokens",
         )
 
     async def run(self, adapters: Sequence[str], hashes: HashNames) -> None:
@@ -364,8 +365,7 @@ class _Trial:
         self, topic: Topic, ours: array[int] | None, body: dict[str, Any], path: str
     ) -> Reading:
         if self._parts.prompts.is_text:
-            unknown = "no tokenizer of its model is known here: --model-path"
-            return Reading(topic=topic, ours=None, theirs=None, problem=unknown)
+            return Reading(topic=topic, ours=None, theirs=None, has_tokenizer=False)
         status, raw = await self._parts.errands.ask(self._target, "/tokenize", body, REQUEST_MS)
         told = _decoded(raw, _Tokens) if status == 200 else None
         if told is not None and all(0 <= one < 1 << 32 for one in told.tokens):
