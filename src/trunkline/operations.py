@@ -311,12 +311,13 @@ class Operations:
 
 def readiness_of(fleet: Fleet, membership: Membership, boot: BootInstant) -> Readiness:
     """Whether anything can be served now, and what it is called where nothing can."""
-    usable, _ = fleet.usable(boot)
+    usable, excluded = fleet.usable(boot)
+    is_starting = membership.is_starting() or Exclusion.CHECKING in excluded.values()
     return Readiness(
         is_ready=bool(usable),
         is_reuse_on=bool(usable),
         detail=f"{len(usable)} usable",
-        unready_status="starting" if membership.is_starting() else "no_workers",
+        unready_status="starting" if is_starting else "no_workers",
     )
 
 

@@ -137,6 +137,11 @@ def test_a_worker_that_ignores_salts_gets_no_tenants_requests(
         assert ann.answer(text_of(60, number)).status == 200
     assert gateway.worker(leaking)["requests_active"] == 0
     assert gateway.metric("worker_selection_total", worker=leaking.name) == 0
+    gateway.wait_quiet()
+    done = gateway.admin(f"/workers/{sound.name}/reset", "POST")
+    assert done.status_code == 202, done.text
+    records = gateway.admin("/audit?limit=50").json()["records"]
+    assert "workers.reset" in {record["action"] for record in records}, "on record"
     decision = gateway.admin("/decisions?limit=1").json()["decisions"][0]
     assert decision["excluded"] == {leaking.name: "isolation-failed"}
 

@@ -120,7 +120,9 @@ class Filler:
         sharing: list[tuple[WorkerState, Target]] = []
         for state in self._parts.fleet.states():
             target = self._parts.target_of(state.worker)
-            if target is not None and target.agent is not None and target.agent.has_salt_regions:
+            if state.is_leaking or target is None or target.agent is None:
+                continue
+            if target.agent.has_salt_regions:
                 sharing.append((state, target))
         return sharing
 
