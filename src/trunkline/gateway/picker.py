@@ -150,8 +150,7 @@ class FleetPicker:
         """The answer is over, and its head said nothing of the pull that was ordered."""
         order, ticket.pull = ticket.pull, None
         if order is not None and self.desk is not None:
-            is_later = ticket.target.is_told_in_body
-            self.desk.answered(order, keys, cached_tokens, is_good=is_good, is_told_later=is_later)
+            self.desk.answered(order, keys, cached_tokens, is_good=is_good)
 
     # -- what a line in front of it asks ---------------------------------------------------------
 

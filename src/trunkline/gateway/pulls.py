@@ -123,7 +123,7 @@ class PullOrder:
     other: PullOrder | None = None
     """What the header says of the other source; it is never sent by itself."""
     name: str = ""
-    """What the end of it is told by, where that is not the answer itself."""
+    """What its end is told by, with a lease; empty where the answer itself tells."""
     p2p: str = ""
     """Where the engine's own tier is to ask, as JSON; empty for pulls of ours."""
 
@@ -244,13 +244,12 @@ class PullDesk:
         if order is None:
             return None
         self.accounts.ordered += 1
-        if plan.other is None or destination.sources < 2:
-            return order
-        other = self._order_from(plan.other, terms, address_of)
-        if other is None:
-            return order
-        told = f'{order.header[1][:-1]},"other":{other.header[1]}}}'
-        return replace(order, header=(HEADER, told), other=other) if _fits(told) else order
+        if plan.other is not None and destination.sources >= 2:
+            order = _with_other(order, self._order_from(plan.other, terms, address_of))
+        if destination.tells_later:
+            order = replace(order, name=self._draw(_NAME_BYTES).hex())
+            self._unheard.begin(order.name, order.destination, (order, keys))
+        return order
 
     def _order_from(
         self,
@@ -306,7 +305,6 @@ class PullDesk:
             ready_ms=plan.ready_ms,
             names=names,
             header=(HEADER, told),
-            name=self._draw(_NAME_BYTES).hex(),
         )
 
     def _p2p_order(self, plan: PullPlan, source: PullAddress | None) -> PullOrder | None:
@@ -325,35 +323,27 @@ class PullDesk:
             ready_ms=0.0,
             names=b"",
             header=("", ""),
-            name=name,
             p2p=json.dumps(told, separators=(",", ":")),
         )
 
     def answered(
-        self,
-        order: PullOrder,
-        keys: KeyChain,
-        cached_tokens: int | None,
-        *,
-        is_good: bool,
-        is_told_later: bool,
+        self, order: PullOrder, keys: KeyChain, cached_tokens: int | None, *, is_good: bool
     ) -> None:
         """The answer is over, and its head said nothing of the pull."""
-        if not is_good:
+        if order.name:
+            now = self._clock.now()
+            if is_good:
+                self._unheard.end(order.name, now)
+            elif self._unheard.take(order.name, _name_of(order.destination)):
+                self.learn(order, keys, b"")
+            for late, _ in self._unheard.overdue(now):
+                self.ignored(late)
+        elif not is_good:
             self.learn(order, keys, b"")
-        elif order.p2p:
-            if cached_tokens is not None:
-                self.reused(order, keys, cached_tokens)
-        elif is_told_later:
-            self.await_end(order, keys)
-        else:
+        elif not order.p2p:
             self.ignored(order)
-
-    def await_end(self, order: PullOrder, keys: KeyChain) -> None:
-        """The answer is over; how its pull ended comes with a later lease of the worker."""
-        now, told_by = self._clock.now(), order.destination
-        for given_up, _ in self._unheard.add(order.name, told_by, (order, keys), now):
-            self.ignored(given_up)
+        elif cached_tokens is not None:
+            self.reused(order, keys, cached_tokens)
 
     def told(self, worker: str, name: str, told: bytes) -> None:
         """A lease of this worker says how the pull of that name ended."""
@@ -460,7 +450,21 @@ def pull_address(target: Target | None) -> PullAddress | None:
         )
     if target.agent is None or not target.agent.takes_tickets:
         return None
-    return target.agent.pull
+    told = target.agent.pull
+    return replace(told, tells_later=True) if told and target.is_told_in_body else told
+
+
+def _with_other(order: PullOrder, other: PullOrder | None) -> PullOrder:
+    """With a second source, where there is one and a worker takes as much."""
+    if other is None:
+        return order
+    told = f'{order.header[1][:-1]},"other":{other.header[1]}}}'
+    return replace(order, header=(HEADER, told), other=other) if _fits(told) else order
+
+
+def _name_of(worker: WorkerId) -> str:
+    """Of the worker that a rank is of."""
+    return worker.partition("@")[0]
 
 
 def _fits(told: str) -> bool:

@@ -91,6 +91,8 @@ class PullAddress:
     block_bytes: int
     sources: int = 1
     """How many sources one order to it may name."""
+    tells_later: bool = False
+    """How its pulls ended comes with its leases, not with its answers."""
     lends_owed: bool = False
     """Who asks it for what it is to compute waits there until it has; else that is a miss."""
 
