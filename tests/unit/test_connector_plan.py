@@ -14,6 +14,8 @@ from trunkline.connectors.wishes import MAX_WISH_BYTES, read_wishes
 from trunkline.core.records import Tier
 from trunkline.core.transfer import PullEnd, Reason
 from trunkline.kv.orders import Pulled
+from trunkline.kv.records import Pins
+from trunkline.kv.store import BlockStore
 from trunkline.ports.publisher import BlockRemoved, RunStored
 
 Make = Callable[..., Engine]
@@ -197,6 +199,32 @@ def test_damaged_memory_is_seen_and_the_block_is_gone(make: Make) -> None:
     assert engine.run(Request(request_id="c", tokens=tokens(6))).brought_blocks == 6
 
 
+class _Shifting:
+    """A store whose process stood still between look-up and copy: other bytes lie there now."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:  # all else is the store's
+        return getattr(self._store, name)
+
+    def pin(self, *args: Any, **options: Any) -> Pins:
+        pins = self._store.pin(*args, **options)
+        for block in pins.blocks[2:3]:
+            entry = self._store._catalogue.find(block.manifest.place.key)
+            assert entry is not None
+            assert entry.slot is not None
+            entry.slot.view[9] ^= 1
+        return pins
+
+
+def test_what_is_copied_is_compared_once_more(make: Make) -> None:
+    engine = make()
+    engine.run(Request(request_id="a", tokens=tokens(6)))
+    engine.keeper.store = _Shifting(engine.store)  # type: ignore[assignment]
+    assert engine.run(Request(request_id="b", tokens=tokens(6))).brought_blocks == 2
+
+
 # --- whose it is ---
 
 
@@ -314,12 +342,13 @@ def test_nothing_is_remembered_of_what_the_store_does_not_have(make: Make) -> No
     engine = make(host_blocks=4)
     for turn in range(30):
         engine.run(Request(request_id=f"r{turn}", tokens=tokens(3, first=100 * turn)))
+        engine.run(Request(request_id=f"s{turn}", tokens=tokens(3, first=100 * turn)))
     planner = engine.planner
     assert not planner._prompts
     assert not planner._coming
     assert not planner._running
-    late = len(planner._notices._late)
-    assert len(planner._notices) <= 4 + late
+    assert all(note.awaited == 0 for note in planner._notices._notes.values())
+    assert len(planner._notices) <= 4 + len(planner._notices._late)
 
 
 def test_a_step_copies_so_many_blocks_and_the_next_ones_the_rest() -> None:

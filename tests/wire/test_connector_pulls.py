@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine_desk import BLOCK, PATIENCE_S, Engine, Request, layout, told
+from engine_desk import BLOCK, PATIENCE_S, SUBJECTS, Engine, Request, layout, told
 from trunkline.adapters.clock import SystemClock
 from trunkline.connectors.messages import StepPlan
 
@@ -86,6 +86,7 @@ def test_an_order_for_what_is_here_already_is_published_at_once(make: Make) -> N
         ({"layout": bytes(16)}, "layout"),
         ({"deadline_ms": 1}, "timeout"),
         ({"epochs": (1, 2, 2, 7)}, "grant"),
+        ({"subjects": (*SUBJECTS, "user/t/x"), "epochs": (1, 2, 3, 7, 0)}, "grant"),
         ({"rev": 99}, "lease"),
     ],
     ids=str,
@@ -117,6 +118,22 @@ def test_an_order_whose_blocks_do_not_follow_what_is_here_is_a_broken_chain(make
     lends.run(Request(request_id="a", tokens=tokens(6)))
     assert pulls.run(pulling(lends, pulls, "b", 6, first=3)).promised_blocks == 0
     assert pulls.ended() == [("rejected", "chain", 0)]
+
+
+def test_what_left_before_a_pull_began_is_not_put_there_from_places_that_are_still_empty(
+    make: Make,
+) -> None:
+    """The planner counted on blocks in host memory, with the granted ones behind them."""
+    lends, pulls = make("lends"), make("pulls", host_blocks=8)
+    lends.run(Request(request_id="a", tokens=tokens(6)))
+    pulls.run(Request(request_id="b", tokens=tokens(3)))
+    request = pulling(lends, pulls, "c", 6, first=3)
+    pulls.planner.begin(request)
+    assert pulls.planner.matched("c", 0) == 6 * BLOCK
+    pulls.store.condemn(lambda _owner: True)  # and nobody has told the planner
+    assert pulls.load(request, 6 * BLOCK).blocks == 0
+    assert pulls.ended() == [("rejected", "chain", 0)]
+    assert pulls.store.figures().host_bytes == 0
 
 
 def test_d19_d26_connector_engines_of_another_model_or_block_size_do_not_pair(make: Make) -> None:
@@ -180,9 +197,10 @@ def test_a_dead_source_costs_a_recompute_and_a_second_one_is_asked(make: Make) -
 
 def test_d24_d25_d28_connector_a_source_that_says_nothing_is_given_up_in_time(make: Make) -> None:
     """It accepts and is stuck: the load ends by its own clock, and the engine computes."""
-    pulls, lends = make("pulls", max_pull_ms=300.0), make("lends")
+    pulls, lends = make("pulls", max_pull_ms=300.0, stall_ms=600_000.0), make("lends")
     with socket.create_server(("127.0.0.1", 0)) as stuck:
-        request = pulling(lends, pulls, "b", 6)
+        in_a_minute = int(pulls.clock.wall() * 1e3 + 59_000)
+        request = pulling(lends, pulls, "b", 6, deadline_ms=in_a_minute)
         assert request.kv_transfer_params is not None
         pull = request.kv_transfer_params["trunkline"]["pull"]
         pull["port"] = stuck.getsockname()[1]
