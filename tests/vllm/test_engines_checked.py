@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fleet import WAIT_S, Gateway, Processes, text_of, until
 from tenants import tenants
@@ -112,3 +113,40 @@ def test_where_all_are_one_tenant_the_leaking_engine_serves_and_nothing_counts_t
     for _ in range(2):
         answer = gateway.complete(prompt, model="tiny")
         assert (answer.status, answer.predicted) == (200, 0)
+
+
+def test_c20_a_reset_that_the_gateway_asks_an_idle_engine_for_is_known_at_once(
+    lab: Lab, engines: list[Engine], started: Processes
+) -> None:
+    """The engine itself tells of it only with its next request."""
+    engine = engines[0]
+    gateway = started.gateway([engine.url], "--model-path", str(lab.model))
+    prompt = text_of(300, "c20 reset")
+    gateway.complete(prompt, model="tiny")
+    until(lambda: gateway.complete(prompt, model="tiny").predicted > 0, "its blocks are known")
+    gateway.wait_quiet()
+    done = gateway.admin(f"/workers/{engine.worker}/reset", "POST")
+    assert done.status_code == 202, done.text
+    held = gateway.workers()[engine.worker]["detail"]["ranks"][0]["held_blocks"]
+    answer = gateway.complete(prompt, model="tiny")
+    assert (held, answer.predicted, answer.cached) == (0, 0, 0)
+
+
+def test_c20_a_paused_engine_is_left_alone_until_it_goes_on(
+    lab: Lab, engines: list[Engine], started: Processes
+) -> None:
+    paused, other = engines
+    gateway = started.gateway([paused.url, other.url], "--model-path", str(lab.model))
+
+    def state() -> str:
+        return gateway.workers()[paused.worker]["state"]
+
+    assert httpx.post(f"{paused.url}/pause", params={"mode": "keep"}, timeout=WAIT_S).is_success
+    try:
+        until(lambda: state() == "asleep", "the pause was seen")
+        for number in range(4):
+            answer = gateway.complete(text_of(40, f"pause {number}"), model="tiny")
+            assert (answer.status, answer.worker) == (200, other.worker)
+    finally:
+        assert httpx.post(f"{paused.url}/resume", timeout=WAIT_S).is_success
+    until(lambda: state() == "ready", "it goes on")
