@@ -123,7 +123,8 @@ class Connected:
     def __init__(self, engines: Sequence[tuple[Engine, int]], transfer_key: bytes) -> None:
         self.members = [Member(engine, port) for engine, port in engines]
         self._key = transfer_key
-        self._rev = 0
+        self._rev = 1 << 40
+        """Above that of any gateway that was here before: a worker never goes back."""
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
         self._ends = threading.Event()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import random
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,8 @@ from connected import (
     forget_device,
     prompt,
 )
-from fleet import Gateway, free_port, processes, until
+from fleet import Gateway, free_port, processes, text_of, until
+from tenants import Caller, tenants
 from vllm_engines import BLOCK_TOKENS, Engine, EngineFailed, wait_all
 
 from conftest import PYTHON, Figures, Lab
@@ -119,6 +122,32 @@ def test_the_gateway_has_a_prefix_pulled_when_its_holder_is_busy(
         assert gateway.metric("workers_ignoring_pulls") == 0
 
 
+def test_tenants_of_a_gateway_share_nothing_in_host_memory_and_nothing_after_a_revocation(
+    lab: Lab, pair: list[Engine], agents: list[int], tmp_path: Path
+) -> None:
+    """One engine, whose device forgets between any two requests: what is reused is the store's."""
+    engine, agent = pair[0], f"http://127.0.0.1:{agents[0]}"
+    with processes() as made:
+        gate = tenants(
+            made, [f"{engine.url}#agent={agent}"], tmp_path, "--model-path", str(lab.model)
+        )
+        gate.wait_leased(1)
+        acme, zeta = gate.caller("acme"), gate.caller("zeta")
+        text = text_of(200, "kept apart")
+
+        def cached(who: Caller) -> int:
+            forget_device(engine)
+            return who.answer(text, max_tokens=2, temperature=0).cached
+
+        assert [cached(who) for who in (acme, zeta)] == [0, 0]
+        own, other = cached(acme), cached(zeta)
+        assert own == other > 0, "each has its own by now"
+        receipt = gate.raised("revoke", "tenant/acme")
+        assert receipt["condemned_bytes"]["host"] > 0, receipt
+        gate.enable("tenant/acme")
+        assert [cached(who) for who in (acme, zeta)] == [0, other]
+
+
 def _is_idle(gateway: Gateway) -> bool:
     return all(worker["requests_active"] == 0 for worker in gateway.workers().values())
 
@@ -163,6 +192,36 @@ def test_generated_tokens_come_back_as_well(fleet: Connected) -> None:
     forget_device(one.engine)
     held = one.figures()["store"]["host_bytes"]
     assert held >= (SHORT // BLOCK_TOKENS + 1) * BLOCK_BYTES
+
+
+def test_many_at_once_with_little_room_get_the_texts_that_they_get_alone(
+    fleet: Connected,
+) -> None:
+    """Prefixes are shared, devices forget, requests come and go: no block is another one's."""
+    dice = random.Random(7)
+    heads = [prompt(16 * BLOCK_TOKENS, f"head {n}")[:-1] for n in range(4)]
+    asked = [dice.choice(heads)[: dice.randrange(4, 17) * BLOCK_TOKENS] + prompt(40, n)
+             for n in range(40)]  # fmt: skip
+    alone = [fleet.ask(fleet.members[0], tokens, Tenant(f"alone {n}")).text
+             for n, tokens in enumerate(asked)]  # fmt: skip
+
+    def ask(n: int) -> str:
+        lends, pulls = fleet.members if n % 2 else fleet.members[::-1]
+        order = fleet.order(lends, pulls, asked[n], ACME) if n % 3 else None
+        if n % 8 == 7:
+            forget_device(pulls.engine)
+        return fleet.ask(pulls, asked[n], ACME, order).text
+
+    before = [member.figures()["tokens"] for member in fleet.members]
+    with ThreadPoolExecutor(6) as threads:
+        together = list(threads.map(ask, range(len(asked))))
+    assert together == alone
+    after = [member.figures()["tokens"] for member in fleet.members]
+    for source in ("host", "pull"):
+        assert sum(a[source] - b[source] for a, b in zip(after, before, strict=True)) > 0
+    for member in fleet.members:
+        store = member.figures()["store"]
+        assert store["staged_bytes"] == store["pins"] == store["conflicts"] == 0
 
 
 # --- pulls ---
