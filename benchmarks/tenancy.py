@@ -74,7 +74,7 @@ async def serve(worker_port: int, keys: int, *, is_full: bool) -> None:
         clock = SystemClock()
         async with open_authority(config, clock, bytes(32), observe.log) as authority:
             core = build_core(config, clock, authority)
-            authority.know_fleet(core, clock)
+            authority.know_fleet([core], clock)
             if keys:
                 await _fill_registry(authority, keys, Path(folder))
             endpoint = Endpoint(host="127.0.0.1", port=worker_port, host_header="worker")

@@ -25,7 +25,7 @@ from trunkline.core.records import Tier, WorkerId
 from trunkline.core.routing import Router
 from trunkline.errors import ConfigError
 from trunkline.gateway.namespaces import CacheQuota, Namespaces
-from trunkline.gateway.picker import FleetPicker
+from trunkline.gateway.picker import Accounts, FleetPicker
 from trunkline.gateway.pulls import PullDesk
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.tokenise import PromptTokens
@@ -56,8 +56,26 @@ class Given:
     """
     on_ignored: Callable[[WorkerId], None] = lambda _worker: None
     """A worker takes no notice of what it is told to pull."""
+    also_named: tuple[str, ...] = ()
+    """Further names that workers may list the model under."""
+    books: Books | None = None
+    """Where several models share theirs; None makes new ones."""
     doubt: str = ""
     """Why engines render this model's chats otherwise than by its template; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What is written down of decisions, whatever model they are for."""
+
+    receipts: Receipts
+    accounts: Accounts
+
+
+def open_books(config: Config, draw: Callable[[int], bytes]) -> Books:
+    routing = config.routing
+    receipts = Receipts(kept=routing.decisions_kept, is_told=routing.decision_header, key=draw(32))
+    return Books(receipts=receipts, accounts=Accounts())
 
 
 NO_TOKENIZER = (
@@ -114,7 +132,8 @@ def assemble(config: Config, given: Given) -> Core:
     links = _links(routing) if given.transfer_key or has_p2p else None
     cost = _cost(routing, links)
     directory = Directory(max_blocks=config.directory.max_blocks, seed=given.directory_seed)
-    served = FleetModel(model.served_model_name)
+    served = FleetModel(model.served_model_name, given.also_named)
+    books = given.books or open_books(config, given.draw)
     fleet = Fleet(virtual_nodes=routing.virtual_nodes, now=given.clock.now())
     prompts = PromptTokens(given.tokenizer, given.template, max_tokens=model.max_model_len)
     identity = partial(_identity, served, prompts)
@@ -133,11 +152,10 @@ def assemble(config: Config, given: Given) -> Core:
         prompts=prompts,
         namespaces=namespaces,
         clock=given.clock,
-        receipts=Receipts(
-            kept=routing.decisions_kept, is_told=routing.decision_header, key=given.draw(32)
-        ),
+        receipts=books.receipts,
         desk=None if links is None else _desk(links, directory, given),
     )
+    picker.accounts = books.accounts
     return Core(
         directory=directory,
         fleet=fleet,

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,12 @@ from trunkline.control.changes import EpochRaised, SubjectEnabled
 from trunkline.control.supervised import Supervised
 from trunkline.core.freshness import LeaseGrants
 from trunkline.core.principals import Principal
-from trunkline.core.publics import PublicBook, PublicPrefix, require_room
 from trunkline.errors import ConfigError
 from trunkline.gateway.authenticate import Authenticator, Credentials
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.one_tenant import open_one_tenant
-from trunkline.tenant_policies import Policies, prefix_of
+from trunkline.tenant_policies import Policies, publics_in_use
 from trunkline.unfinished import finish_revocations
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from trunkline.control.revocation import Revoker
     from trunkline.core.credentials import SecretHash
     from trunkline.core.freshness import Order
-    from trunkline.core.identity import ModelIdentity
     from trunkline.gateway.allowance import Allowance
     from trunkline.gateway.front import Front
     from trunkline.gateway.namespaces import Namespaces
@@ -71,8 +70,10 @@ class Tenants:
     log: EventLog
     administration: Administration
 
-    def publish(self, publics: PublicPrefixes, core: Core) -> None:
-        """Let the data plane know what is registered, now and whenever that changes."""
+    def publish(self, publics: PublicPrefixes, core: Core, only: str = "") -> None:
+        """Let the data plane know what is registered, now and whenever that changes; of one model
+        `only` where there are several.
+        """
 
         last: list[object] = [None]
 
@@ -81,30 +82,10 @@ class Tenants:
                 return  # most changes are to something else
             last[0] = book.publics
             wall_ms = self.clock.wall() * 1_000.0
-            publics.swap(publics_in_use(book, core.identity(1), wall_ms, self.log))
+            publics.swap(publics_in_use(book, core.identity(1), wall_ms, self.log, only))
 
         take_in(self.registry.book)
         self.registry.subscribe(lambda committed: take_in(committed.book))
-
-
-def publics_in_use(book: Book, model: ModelIdentity, wall_ms: float, log: EventLog) -> PublicBook:
-    """What is registered, approved and has not ended, as the data plane has it. What does not fit,
-    by a registry of other bounds, is left out and named.
-    """
-    known: list[PublicPrefix] = []
-    token_count = 0
-    for record in book.publics.values():
-        if not record.is_live(wall_ms):
-            continue
-        try:
-            prefix = prefix_of(record, model)
-            require_room(len(known) + 1, token_count + prefix.token_count)
-        except ValueError as error:
-            log.error("public.left_out", prefix=record.name, why=str(error))
-        else:
-            known.append(prefix)
-            token_count += prefix.token_count
-    return PublicBook(known)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,22 +103,25 @@ class Authority:
     def quota_of(self, tenant: str) -> Quota | None:
         return self.tenants.policies.quota_of(tenant) if self.tenants else None
 
-    def know_fleet(self, core: Core, clock: Clock) -> None:
-        """From here on grants are of the model that the fleet serves, and what is registered as
-        public is shared.
+    def know_fleet(self, cores: Sequence[Core], clock: Clock) -> None:
+        """From here on grants are of the models that are served, and what is registered as public
+        is shared.
         """
-        self.tenancy.served_model = lambda: core.model.name
-        if self.tenants is not None:
-            publics = PublicPrefixes(
-                core.identity, lambda: clock.wall() * 1_000.0, self.tenancy.public_grant
-            )
+        one = cores[0] if len(cores) == 1 else None
+        if one is not None:
+            self.tenancy.served_model = lambda: one.model.name
+        for core in cores if self.tenants is not None else ():
+            only = "" if one else core.model.name
+            grant_of = partial(self.tenancy.public_grant, model=only)
+            publics = PublicPrefixes(core.identity, lambda: clock.wall() * 1_000.0, grant_of)
             core.namespaces.publics = publics
-            self.tenants.publish(publics, core)
+            if self.tenants is not None:
+                self.tenants.publish(publics, core, only)
 
-    def attach(self, front: Front, namespaces: Namespaces) -> None:
+    def attach(self, front: Front, cores: Sequence[Core]) -> None:
         """From here on a revocation reaches what runs at the front, and what is known under it."""
         if self.tenants is not None:
-            self.tenants.here.attach(front, namespaces)
+            self.tenants.here.attach(front, [core.namespaces for core in cores])
 
 
 @asynccontextmanager
@@ -361,9 +345,9 @@ class LocalHolder:
     def __init__(self, tenancy: Tenancy) -> None:
         self._tenancy = tenancy
         self._front: Front | None = None
-        self._namespaces: Namespaces | None = None
+        self._namespaces: Sequence[Namespaces] = ()
 
-    def attach(self, front: Front, namespaces: Namespaces) -> None:
+    def attach(self, front: Front, namespaces: Sequence[Namespaces]) -> None:
         self._front = front
         self._namespaces = namespaces
 
@@ -373,8 +357,8 @@ class LocalHolder:
 
         assert self._tenancy.table.rev >= order.rev, "told of a change before its commit was"
         aborted = self._front.fence() if self._front else 0
-        if self._namespaces is not None:
-            self._namespaces.retire_stale(self._tenancy.table)
+        for namespaces in self._namespaces:
+            namespaces.retire_stale(self._tenancy.table)
         return HolderAck(life=HERE, aborted=aborted)
 
 

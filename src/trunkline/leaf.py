@@ -97,11 +97,19 @@ def leaves() -> tuple[Leaf, ...]:
         if "setting" in branch.metadata:
             found.append(_leaf("", branch))
             continue
+        if "tables" in branch.metadata:
+            continue  # only the file has those
         assert isinstance(branch.default_factory, type), branch.name
         found.extend(
             _leaf(branch.name, field) for field in dataclasses.fields(branch.default_factory)
         )
     return tuple(found)
+
+
+@cache
+def table_leaves(title: str, table: type[Any]) -> tuple[Leaf, ...]:
+    """Every setting of a table that may stand several times in the file."""
+    return tuple(_leaf(title, field) for field in dataclasses.fields(table))
 
 
 @cache

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from trunkline.control.fleets import Members
 from trunkline.control.flush import Flushed
 from trunkline.control.holders import WorkerHolder
 from trunkline.control.holdings import Holdings
-from trunkline.control.membership import Membership
 from trunkline.control.views import CheckView, MemberView, Mode, WorkerSpec
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.core.credentials import CredentialProblem
@@ -33,8 +33,9 @@ from trunkline.gateway.backend import (
 )
 from trunkline.gateway.counters import Counters
 from trunkline.gateway.front import Readiness
-from trunkline.gateway.metrics import Sample, WorkerRow
+from trunkline.gateway.metrics import Sample, WorkerRow, summed
 from trunkline.gateway.picker import FleetPicker
+from trunkline.gateway.pulls import PullDesk
 from trunkline.worker_url import worker_name, worker_url_problem
 
 _BREAKER: dict[int, Literal["closed", "open", "half-open"]] = {
@@ -76,9 +77,9 @@ class Operations:
     def __init__(
         self,
         *,
-        membership: Membership,
-        picker: FleetPicker,
-        directory: Directory,
+        membership: Members,
+        pickers: Sequence[FleetPicker],
+        directories: Sequence[Directory],
         counters: Counters,
         spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec],
         hide: Callable[[str], None],
@@ -90,8 +91,9 @@ class Operations:
         live. `holdings` is None where workers have no leases.
         """
         self._membership = membership
-        self._picker = picker
-        self._directory = directory
+        self._pickers = pickers
+        self._picker = pickers[0]  # where all share one book
+        self._directories = directories
         self._counters = counters
         self._spec_of = spec_of
         self._hide = hide
@@ -214,7 +216,9 @@ class Operations:
         """Everything the admin port exports, as it stands now."""
         yield from self._data_plane()
         yield from self._reuse()
-        yield from self._pulls()
+        yield from summed(
+            sample for picker in self._pickers if picker.desk for sample in _pulls(picker.desk)
+        )
         for view in self._membership.views():
             yield from self._worker_row(view).samples()
 
@@ -263,27 +267,13 @@ class Operations:
         yield Sample("recomputed_tokens_total", accounts.recomputed_tokens)
         yield Sample("decision_queue_seconds_total", accounts.queued_ms / 1_000.0)
         yield Sample("decision_net_gain_seconds", accounts.net_gain_ms / 1_000.0)
-        yield Sample("prefix_indexer_size", self._directory.block_count())
+        known_blocks = sum(directory.block_count() for directory in self._directories)
+        yield Sample("prefix_indexer_size", known_blocks)
         if accounts.prompt_tokens:
             reused = accounts.reused_tokens - accounts.recomputed_tokens
             ratio = max(0, reused) / accounts.prompt_tokens
             yield Sample("prefix_indexer_hit_ratio", ratio)
         yield Sample("directory_lookup_seconds", accounts.lookup.view())
-
-    def _pulls(self) -> Iterable[Sample]:
-        desk = self._picker.desk
-        if desk is None:
-            return
-        for how, count in desk.accounts.ended.items():
-            yield Sample("pulls_total", count, how)
-        yield Sample("pulled_tokens_total", desk.accounts.tokens)
-        yield Sample("pulled_bytes_total", desk.accounts.bytes)
-        yield Sample("pull_seconds_total", desk.accounts.ms / 1_000.0)
-        yield Sample("phantom_entries_total", desk.sources.phantoms)
-        yield Sample("pull_sources_suspect", desk.sources.suspect_count)
-        yield Sample("pulled_wrong_bytes_total", desk.sources.wrong_bytes)
-        yield Sample("unheeded_pulls_total", desk.heed.unheeded)
-        yield Sample("workers_ignoring_pulls", len(desk.heed.alarmed))
 
     def _worker_row(self, view: MemberView) -> WorkerRow:
         selections = self._picker.accounts.selections
@@ -309,15 +299,33 @@ class Operations:
         return worker if worker_url_problem(url) else worker_name(url)
 
 
-def readiness_of(fleet: Fleet, membership: Membership, boot: BootInstant) -> Readiness:
-    """Whether anything can be served now, and what it is called where nothing can."""
-    usable, excluded = fleet.usable(boot)
-    is_starting = membership.is_starting() or Exclusion.CHECKING in excluded.values()
+def _pulls(desk: PullDesk) -> Iterable[Sample]:
+    for how, count in desk.accounts.ended.items():
+        yield Sample("pulls_total", count, how)
+    yield Sample("pulled_tokens_total", desk.accounts.tokens)
+    yield Sample("pulled_bytes_total", desk.accounts.bytes)
+    yield Sample("pull_seconds_total", desk.accounts.ms / 1_000.0)
+    yield Sample("phantom_entries_total", desk.sources.phantoms)
+    yield Sample("pull_sources_suspect", desk.sources.suspect_count)
+    yield Sample("pulled_wrong_bytes_total", desk.sources.wrong_bytes)
+    yield Sample("unheeded_pulls_total", desk.heed.unheeded)
+    yield Sample("workers_ignoring_pulls", len(desk.heed.alarmed))
+
+
+def readiness_of(fleets: Mapping[str, Fleet], membership: Members, boot: BootInstant) -> Readiness:
+    """Whether anything can be served now, and what it is called where nothing can. `fleets` by
+    model.
+    """
+    seen = {model: fleet.usable(boot) for model, fleet in fleets.items()}
+    usable = {model: len(found) for model, (found, _) in seen.items()}
+    is_checking = any(Exclusion.CHECKING in excluded.values() for _, excluded in seen.values())
+    missing = [model for model, count in usable.items() if not count and len(fleets) > 1]
+    detail = f"{sum(usable.values())} usable"
     return Readiness(
-        is_ready=bool(usable),
-        is_reuse_on=bool(usable),
-        detail=f"{len(usable)} usable",
-        unready_status="starting" if is_starting else "no_workers",
+        is_ready=any(usable.values()),
+        is_reuse_on=any(usable.values()),
+        detail=f"{detail}; none for {', '.join(missing)}" if missing else detail,
+        unready_status="starting" if is_checking or membership.is_starting() else "no_workers",
     )
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 from trunkline.config import Config
 from trunkline.errors import ConfigError, GatewayError
-from trunkline.leaf import Leaf, leaves, toml_value
+from trunkline.leaf import Leaf, leaves, table_leaves, toml_value
 from trunkline.settings import FOREIGN
 
 _HEAD = """# Configuration
@@ -80,7 +81,12 @@ def page() -> str:
     parts = [_HEAD]
     parts += ["## Top of the file\n", _table("")]
     for branch in dataclasses.fields(Config):
-        if "setting" not in branch.metadata:
+        if "tables" in branch.metadata:
+            table = branch.metadata["tables"]
+            sentence = " ".join((table.__doc__ or "").split())
+            rows = _rows(table_leaves(branch.name, table))
+            parts += [f"## `[[{branch.name}]]`\n", f"{sentence}\n", rows]
+        elif "setting" not in branch.metadata:
             assert isinstance(branch.default_factory, type)
             sentence = (branch.default_factory.__doc__ or "").strip()
             parts += [f"## `[{branch.name}]`\n", f"{sentence}\n", _table(branch.name)]
@@ -92,8 +98,12 @@ def page() -> str:
 
 
 def _table(section: str) -> str:
+    return _rows(leaf for leaf in leaves() if leaf.section == section)
+
+
+def _rows(shown: Iterable[Leaf]) -> str:
     head = ["| name | default | allowed | meaning |", "|---|---|---|---|"]
-    return "\n".join([*head, *(_row(leaf) for leaf in leaves() if leaf.section == section)]) + "\n"
+    return "\n".join([*head, *map(_row, shown)]) + "\n"
 
 
 def _row(leaf: Leaf) -> str:

@@ -12,10 +12,17 @@ import dataclasses
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from trunkline.config import Config, ListenConfig, is_loopback, is_printable_ascii, nearest
+from trunkline.config import (
+    Config,
+    ListenConfig,
+    ModelTable,
+    is_loopback,
+    is_printable_ascii,
+    nearest,
+)
 from trunkline.errors import ConfigError
 from trunkline.leaf import (
     PREFIX,
@@ -29,6 +36,7 @@ from trunkline.leaf import (
     shown,
     toml_value,
 )
+from trunkline.model_tables import TITLE, as_dicts, as_toml, conflict, tables_from_toml
 from trunkline.worker_url import worker_name, worker_url_problem
 
 _MAX_FILE_BYTES = 1 << 20
@@ -103,9 +111,12 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
         origins[leaf.name] = origin
 
     path = flags.get("config") or environ.get("TRUNKLINE_CONFIG")
+    models: tuple[ModelTable, ...] = ()
     if path:
         origin = f"file {path}"
-        for leaf, value in _read_file(str(path)):
+        document, mode = _document(str(path))
+        models = tables_from_toml(document.pop(TITLE, []), str(path))
+        for leaf, value in _read_file(document, mode, str(path)):
             settle(leaf, from_toml(leaf, value, origin), origin)
     for leaf, text in _read_environment(environ):
         origin = f"environment {leaf.variable}"
@@ -114,7 +125,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
         if leaf.name in flags:
             origin = f"flag {leaf.flag}"
             settle(leaf, from_text(leaf, flags[leaf.name], origin), origin)
-    config = _plant(values)
+    config = replace(_plant(values), models=models)
     _check_together(config, origins)
     return Resolved(config=config, origins=origins)
 
@@ -129,6 +140,7 @@ def to_toml(resolved: Resolved) -> str:
             lines += ["", f"[{section}]"]
         value = shown(leaf, leaf.value_in(resolved.config))
         lines.append(f"{leaf.name} = {toml_value(value)}  # {resolved.origins[leaf.name]}")
+    lines += as_toml(resolved.config.models)
     return "\n".join(lines) + "\n"
 
 
@@ -138,6 +150,8 @@ def redacted(config: Config) -> dict[str, Any]:
     for leaf in leaves():
         branch = tree.setdefault(leaf.section, {}) if leaf.section else tree
         branch[leaf.name] = shown(leaf, leaf.value_in(config))
+    if config.models:
+        tree[TITLE] = as_dicts(config.models)
     return tree
 
 
@@ -201,14 +215,18 @@ def _read_environment(environ: Mapping[str, str]) -> Iterable[tuple[Leaf, str]]:
         yield leaf, text
 
 
-def _read_file(path: str) -> Iterable[tuple[Leaf, Any]]:
+def _document(path: str) -> tuple[dict[str, Any], int]:
+    """What the file holds, and who may read it."""
     import tomllib  # only where there is a file
 
     raw, mode = read_bounded(path, _MAX_FILE_BYTES, "settings file")
     try:
-        document = tomllib.loads(raw.decode("utf-8"))
+        return tomllib.loads(raw.decode("utf-8")), mode
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"settings file {path} is not TOML: {error}") from error
+
+
+def _read_file(document: dict[str, Any], mode: int, path: str) -> Iterable[tuple[Leaf, Any]]:
     sections = {leaf.section for leaf in leaves() if leaf.section}
     for title, content in document.items():
         if not isinstance(content, dict):
@@ -238,6 +256,8 @@ def _placed(name: str, section: str, path: str) -> Leaf:
 def _plant(values: Mapping[str, Any]) -> Config:
     branches: dict[str, Any] = {}
     for branch in dataclasses.fields(Config):
+        if "tables" in branch.metadata:
+            continue
         if "setting" in branch.metadata:
             branches[branch.name] = values[branch.name]
             continue
@@ -251,7 +271,10 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
     """What a field alone cannot tell."""
     limits, retry = config.limits, config.retry
     problems = {
-        "worker_urls": _urls_problem(config.worker_urls),
+        "worker_urls": _urls_problem(
+            (*config.worker_urls, *(url for table in config.models for url in table.worker_urls))
+        ),
+        "served_model_name": conflict(config),
         **_listen_problems(config.listen),
         **_auth_problems(config),
         "max_header_bytes": limits.max_header_bytes > limits.max_head_bytes

@@ -13,7 +13,8 @@ from trunkline.control.book import PublicPrefix as Registered
 from trunkline.core.claims import TenantPolicy
 from trunkline.core.identity import ModelIdentity, ScopeKind
 from trunkline.core.principals import WIDTHS, Principal
-from trunkline.core.publics import PublicPrefix
+from trunkline.core.publics import PublicBook, PublicPrefix, require_room
+from trunkline.observe import EventLog
 
 MAX_POLICIES = 65_536
 _OPEN = Quota()
@@ -101,3 +102,25 @@ def prefix_of(record: Registered, model: ModelIdentity) -> PublicPrefix:
         not_after_ms=record.not_after_ms,
         reason=record.reason or record.name,
     )
+
+
+def publics_in_use(
+    book: Book, model: ModelIdentity, wall_ms: float, log: EventLog, only: str = ""
+) -> PublicBook:
+    """What is registered, approved and has not ended, as the data plane has it. What does not fit,
+    by a registry of other bounds, is left out and named.
+    """
+    known: list[PublicPrefix] = []
+    token_count = 0
+    for record in book.publics.values():
+        if not record.is_live(wall_ms) or (only and record.model_id != only):
+            continue
+        try:
+            prefix = prefix_of(record, model)
+            require_room(len(known) + 1, token_count + prefix.token_count)
+        except ValueError as error:
+            log.error("public.left_out", prefix=record.name, why=str(error))
+        else:
+            known.append(prefix)
+            token_count += prefix.token_count
+    return PublicBook(known)

@@ -6,7 +6,7 @@ No series names a tenant: metrics are read by more people than may know who is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from trunkline.assembly import Core
 from trunkline.authority import Tenants
@@ -14,8 +14,7 @@ from trunkline.gateway.contracts import InferenceRequest
 from trunkline.gateway.errands import Errands
 from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.filler import Filler, FillerParts
-from trunkline.gateway.metrics import Sample
-from trunkline.gateway.publics import PublicPrefixes
+from trunkline.gateway.metrics import Sample, summed
 from trunkline.observe import EventLog
 
 
@@ -27,14 +26,14 @@ class TenantSide:
         core: Core,
         tenants: Tenants,
         *,
-        publics: PublicPrefixes,
         renew: Callable[[InferenceRequest], None],
         errands: Errands,
         max_wait_ms: float,
         log: EventLog,
     ) -> None:
         """`max_wait_ms`: who waits longer for a turn is refused, before the data plane ends it."""
-        self._tenants = tenants
+        publics = core.namespaces.publics
+        assert publics is not None, "the authority knows the fleet"
         self._namespaces = core.namespaces
         self._publics = publics
         self.line = FairPicker(
@@ -58,15 +57,31 @@ class TenantSide:
         )
 
     def samples(self) -> Iterable[Sample]:
-        tenants, line = self._tenants, self.line
-        yield Sample("rate_limited_total", tenants.allowance.refused_requests, ("requests",))
-        yield Sample("rate_limited_total", tenants.allowance.refused_tokens, ("tokens",))
+        """Of this model alone."""
+        line = self.line
         yield Sample("line_waiting", line.waiting_count)
         yield Sample("line_ended_total", line.accounts.released, ("sent",))
         yield Sample("line_ended_total", line.accounts.refused, ("refused",))
         yield Sample("line_ended_total", line.accounts.timed_out, ("timed-out",))
         yield Sample("line_ended_total", line.accounts.left, ("client-gone",))
         yield Sample("line_waited_seconds_total", line.accounts.waited_ms / 1_000.0)
+        yield Sample("namespaces_active", len(self._namespaces))
+        yield Sample("public_prefixes_active", len(self._publics))
+        yield Sample("public_fills_total", self.filler.filled)
+
+
+class TenantMetrics:
+    """What the sides of all models count, and the authority; a `MetricsSource`."""
+
+    def __init__(self, sides: Sequence[TenantSide], tenants: Tenants) -> None:
+        self._sides = sides
+        self._tenants = tenants
+
+    def samples(self) -> Iterable[Sample]:
+        tenants = self._tenants
+        yield from summed(sample for side in self._sides for sample in side.samples())
+        yield Sample("rate_limited_total", tenants.allowance.refused_requests, ("requests",))
+        yield Sample("rate_limited_total", tenants.allowance.refused_tokens, ("tokens",))
         yield Sample("registry_revision", tenants.registry.rev)
         yield Sample("registry_lost_revisions", tenants.registry.lost_revisions)
         health = tenants.audit.health()
@@ -76,6 +91,3 @@ class TenantSide:
         yield Sample("audit_records_dropped_total", health.dropped)
         holders = tenants.holdings.all()
         yield Sample("worker_leases_active", sum(holder.is_granted() for holder in holders))
-        yield Sample("namespaces_active", len(self._namespaces))
-        yield Sample("public_prefixes_active", len(self._publics))
-        yield Sample("public_fills_total", self.filler.filled)

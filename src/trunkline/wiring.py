@@ -25,6 +25,7 @@ from trunkline.adapters.clock import SystemClock
 from trunkline.config import Config, DirectoryConfig, ModelConfig
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_key, read_root_key
+from trunkline.model_tables import configs_of, names_of
 from trunkline.rehearsal import OWN_MODEL
 from trunkline.worker_specs import spec_reader
 
@@ -32,25 +33,22 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from trunkline.adapters.zmq_events import EventContext
-    from trunkline.assembly import Core
+    from trunkline.assembly import Books, Core
     from trunkline.authority import Authority
     from trunkline.control.discovery import Facts
+    from trunkline.control.fleets import Members
     from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
     from trunkline.core.actions import Action
-    from trunkline.core.directory import Directory
     from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.principals import Principal
     from trunkline.core.records import WorkerId
-    from trunkline.errand_side import PullTest
-    from trunkline.gateway.contracts import Picker
     from trunkline.gateway.counters import AccessRecord
-    from trunkline.gateway.errands import Errands
     from trunkline.gateway.front import Front, FrontParts, Readiness
     from trunkline.gateway.tenancy import Tenancy
+    from trunkline.model_half import Half
     from trunkline.operations import Operations
     from trunkline.ports.worker import EventSource
-    from trunkline.tenant_side import TenantSide
 
 DRAIN_MS = 10_000.0
 
@@ -77,13 +75,17 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.adapters.zmq_events import event_context
     from trunkline.authority import open_authority
     from trunkline.control.membership import MAX_WORKERS, Membership
-    from trunkline.errand_side import PullTest, errands_of, examiner_of, warmers_of
     from trunkline.gateway.front import serve_front
     from trunkline.gateway.listener import bind_admin, serve_admin
     from trunkline.operations import Operations
 
     spec_of = spec_reader(config)
     specs = [spec_of(url, "", {}) for url in config.worker_urls]
+    specs += [
+        replace(spec_of(url, "", {}), model_id=table.name)
+        for table in config.models
+        for url in table.worker_urls
+    ]
     _say_what_is_open(config)
     clock, context = SystemClock(), event_context(MAX_WORKERS)
     lease_ms = config.directory.heartbeat_ttl_ms
@@ -92,42 +94,37 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         authority = await stack.enter_async_context(
             open_authority(config, clock, root_key, observe.log)
         )
-        core = build_core(config, clock, authority)
-        authority.know_fleet(core, clock)
-        errands = errands_of(core)
-        if authority.holdings is not None:
-            authority.holdings.listen(core.picker.told_of_pulls)
-        side = _tenant_side(config, core, authority, errands)
-        parts = _member_parts(config, core, clock, context, authority)
-        parts.examine = examiner_of(core, clock, authority, errands, secrets.token_bytes)
-        membership = await stack.enter_async_context(Membership(parts, heartbeat_ttl_ms=lease_ms))
-        picker = side.line if side else core.picker
-        front_parts = _front_parts(config, core, membership, clock, authority.tenancy, picker)
+        halves = _halves(config, clock, context, authority)
+        cores = [half.core for half in halves]
+        memberships = [
+            await stack.enter_async_context(Membership(half.parts, heartbeat_ttl_ms=lease_ms))
+            for half in halves
+        ]
+        members = await _members(config, memberships, halves, stack)
+        front_parts = _front_parts(config, halves, members, clock, authority.tenancy)
         with _taken_port_named("--port", config.listen.host, config.listen.port):
             front = await serve_front(config.listen, front_parts)
-        authority.attach(front, core.namespaces)
+        authority.attach(front, cores)
         with _taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
             listener = bind_admin(config.listen)
         operations = Operations(
-            membership=membership,
-            picker=core.picker,
-            directory=core.directory,
+            membership=members,
+            pickers=[core.picker for core in cores],
+            directories=[core.directory for core in cores],
             counters=front.counters,
             spec_of=spec_of,
             hide=hide,
-            holdings=parts.holdings,
+            holdings=authority.holdings,
             refused_credentials=authority.authenticator.refusals,
         )
         for spec in specs:
             operations.add(spec)
         bound = _as_bound(config, front.port, listener.getsockname()[1])
-        pull_test = PullTest(core, clock, authority, errands, secrets.token_bytes, observe.log)
-        admin = _admin(bound, operations, authority, side, pull_test)
-        beside = [_keep_house(core.directory, clock), *([side.filler.run()] if side else [])]
-        beside += [warmer.run() for warmer in warmers_of(core, clock, errands, observe.log)]
-        beside += [] if config.health.disable_self_test else [pull_test.run()]
+        admin = _admin(bound, operations, authority, halves)
+        beside = [work for half in halves for work in half.beside(config, clock)]
         await _until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
-    core.prompts.close()
+    for core in cores:
+        core.prompts.close()
     context.term()
     observe.log.info("gateway.stopped", served_requests=sum(front.counters.requests.values()))
     return 0
@@ -153,19 +150,19 @@ async def _until_stopped(
 
 
 def _admin(
-    bound: Config,
-    operations: Operations,
-    authority: Authority,
-    side: TenantSide | None,
-    pull_test: PullTest,
+    bound: Config, operations: Operations, authority: Authority, halves: Sequence[Half]
 ) -> Starlette:
     from trunkline import cli
     from trunkline.gateway.admin import admin_app
-    from trunkline.gateway.metrics import Exposition
+    from trunkline.gateway.metrics import Exposition, MetricsSource, Summed
     from trunkline.native import IMPLEMENTATION
     from trunkline.settings import redacted
+    from trunkline.tenant_side import TenantMetrics
 
-    sources = [operations, pull_test, *([] if side is None else [side])]
+    sources: list[MetricsSource] = [operations, Summed([half.pull_test for half in halves])]
+    if authority.tenants is not None:
+        sides = [half.side for half in halves if half.side is not None]
+        sources.append(TenantMetrics(sides, authority.tenants))
     return admin_app(
         operations,
         Exposition(sources, version=cli.version(), native=IMPLEMENTATION),
@@ -224,7 +221,14 @@ def _taken_port_named(flag: str, host: str, port: int) -> Generator[None]:
         raise
 
 
-def build_core(config: Config, clock: SystemClock, authority: Authority | None = None) -> Core:
+def build_core(
+    config: Config,
+    clock: SystemClock,
+    authority: Authority | None = None,
+    *,
+    books: Books | None = None,
+    also_named: tuple[str, ...] = (),
+) -> Core:
     """Directory, fleet, prompts and picker of a gateway; nothing listens, no worker is in it yet.
 
     Raises ConfigError for a profile that is unknown or a root key that is none.
@@ -247,6 +251,8 @@ def build_core(config: Config, clock: SystemClock, authority: Authority | None =
         transfer_key=read_key(config.routing.transfer_key_file, "transfer_key_file"),
         is_model_given=bool(model.model_path or model.tokenizer_path),
         doubt=why_not_by_template(folder),
+        books=books,
+        also_named=also_named,
         on_ignored=_say_ignored,
     )
     return assemble(config, given)
@@ -272,25 +278,53 @@ def _say_ignored(worker: WorkerId) -> None:
     )
 
 
-def _tenant_side(
-    config: Config, core: Core, authority: Authority, errands: Errands
-) -> TenantSide | None:
-    """What there is only where tenants are kept apart; None for one tenant."""
-    from trunkline import observe
-    from trunkline.tenant_side import TenantSide
+def _halves(
+    config: Config, clock: SystemClock, context: EventContext, authority: Authority
+) -> list[Half]:
+    """What there is of each model, together with the rest of the gateway; one where there is one.
 
-    if authority.tenants is None:
-        return None
-    assert core.namespaces.publics is not None, "the authority knows the fleet"
-    return TenantSide(
-        core,
-        authority.tenants,
-        publics=core.namespaces.publics,
-        renew=authority.tenancy.renew,
-        errands=errands,
-        max_wait_ms=0.95 * config.upstream.first_byte_timeout_ms,
-        log=observe.log,
+    Raises ConfigError as `build_core` does.
+    """
+    from trunkline import observe
+    from trunkline.assembly import open_books
+    from trunkline.model_half import half_of
+
+    books = open_books(config, secrets.token_bytes)
+    configs = configs_of(config)
+    also = [table.served_names for table in config.models] or [()]
+    cores = [
+        build_core(one, clock, authority, books=books, also_named=names)
+        for one, names in zip(configs, also, strict=True)
+    ]
+    authority.know_fleet(cores, clock)
+    halves: list[Half] = []
+    for one, core in zip(configs, cores, strict=True):
+        parts = _member_parts(one, core, clock, context, authority)
+        half = half_of(one, core, parts, authority, clock, secrets.token_bytes, observe.log)
+        halves.append(half)
+    return halves
+
+
+async def _members(
+    config: Config, memberships: Sequence[Membership], halves: Sequence[Half], stack: AsyncExitStack
+) -> Members:
+    """The workers of all models."""
+    from trunkline.control.fleets import Fleets
+    from trunkline.control.probe import fetch
+
+    if not config.models:
+        return memberships[0]
+    fleets = await stack.enter_async_context(
+        Fleets(
+            {table.name: home for table, home in zip(config.models, memberships, strict=True)},
+            names_of(config.models),
+            fetch=fetch,
+            timeout_ms=config.health.health_check_timeout_secs * 1_000.0,
+        )
     )
+    for half in halves:
+        half.parts.on_other = fleets.serves_another
+    return fleets
 
 
 def _member_parts(
@@ -378,14 +412,14 @@ def _feed_limits(bounds: DirectoryConfig) -> FeedLimits:
 
 def _front_parts(
     config: Config,
-    core: Core,
-    membership: Membership,
+    halves: Sequence[Half],
+    members: Members,
     clock: SystemClock,
     tenancy: Tenancy,
-    picker: Picker,
 ) -> FrontParts:
     from trunkline import cli, observe
     from trunkline.gateway.front import FrontParts
+    from trunkline.model_half import served_by
     from trunkline.operations import readiness_of
 
     def log_request(record: AccessRecord) -> None:
@@ -393,17 +427,19 @@ def _front_parts(
 
     def models(principal: Principal) -> bytes:
         row = {"object": "model", "created": 0, "owned_by": "trunkline"}
-        row |= {"max_model_len": membership.max_model_len(config.model.max_model_len)}
         rows = [
-            {"id": name, **row}
-            for name in membership.served_models()
+            {"id": name, **row, "max_model_len": length}
+            for name, length in members.lengths(config.model.max_model_len)
             if principal.may_use_model(name) and not tenancy.is_barred(name)
         ]
         return msgspec.json.encode({"object": "list", "data": rows})
 
-    def readiness() -> Readiness:
-        return readiness_of(core.fleet, membership, clock.boot())
+    fleets = {half.core.model.name: half.core.fleet for half in halves}
 
+    def readiness() -> Readiness:
+        return readiness_of(fleets, members, clock.boot())
+
+    picker, vocab_size_of = served_by(halves, members, tenancy)
     return FrontParts(
         picker=picker,
         tenancy=tenancy,
@@ -415,8 +451,8 @@ def _front_parts(
         upstream=config.upstream,
         retry=config.retry,
         max_model_len=config.model.max_model_len,
-        vocab_size_of=lambda _model: core.prompts.vocab_size,
-        knows_model=membership.knows_model,
+        vocab_size_of=vocab_size_of,
+        knows_model=members.knows_model,
         version=cli.version(),
         tenant_paths=frozenset(config.auth.tenant_paths),
         # A line costs some 12 us of the hot path: only for those who asked for all there is.
@@ -435,13 +471,6 @@ async def _drain(front: Front, again: asyncio.Event) -> None:
         hurrying = group.create_task(hurry())
         await front.drain(DRAIN_MS)
         hurrying.cancel()
-
-
-async def _keep_house(directory: Directory, clock: SystemClock) -> None:
-    """Expired predictions go, a few times a second."""
-    while True:
-        await asyncio.sleep(0.25)
-        directory.expire(clock.now())
 
 
 def _announce(bound: Config) -> None:

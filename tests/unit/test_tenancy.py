@@ -430,3 +430,28 @@ def test_a_request_that_waited_is_admitted_under_what_holds_now() -> None:
     desk.tenancy.renew(shared)
     assert shared.grant.scope is not None
     assert shared.grant.scope.kind is ScopeKind.TENANT
+
+
+def test_d36_with_several_models_a_grant_is_of_the_model_that_its_name_asks_for() -> None:
+    desk = Desk()
+    meanings = {"a": ("a", ""), "alpha": ("a", ""), "b": ("b", ""), "lora": ("b", "lora")}
+    desk.tenancy.meaning_of = lambda name: meanings.get(name, ("", ""))
+    only_b = replace(ALICE, models=frozenset({"b"}))
+    assert desk.tenancy.admit(Asked(principal=ALICE, model="alpha")).adapter == ""
+    assert desk.tenancy.admit(Asked(principal=ALICE, model="lora")).adapter == "lora"
+    with pytest.raises(ClientError) as caught:
+        desk.tenancy.admit(Asked(principal=only_b, model="alpha"))
+    assert caught.value.refusal.code == "model_not_found"
+    assert desk.tenancy.admit(Asked(principal=only_b, model="b")).scope is not None
+
+    barred = EpochTable().raised(Subject(kind=SubjectKind.MODEL, path="b"), 1, rev=1, bars=True)
+    desk.tenancy.swap(barred)
+    for name in ("b", "lora"):
+        with pytest.raises(ClientError, match="revoked"):
+            desk.tenancy.admit(Asked(principal=ALICE, model=name))
+    assert desk.tenancy.admit(Asked(principal=ALICE, model="a")).scope is not None
+    assert desk.tenancy.public_grant("p", "b") is None
+    assert desk.tenancy.public_grant("p", "a") is not None
+
+    meanings["lora"] = ("a", "lora")  # the adapter is another model's now
+    assert desk.tenancy.admit(Asked(principal=ALICE, model="lora")).scope is not None

@@ -43,7 +43,14 @@ PURE = {"core", "native"}
 
 WIRING = {
     *("wiring.py", "authority.py", "one_tenant.py", "rehearsal.py", "assembly.py", "cli.py"),
-    *("settings.py", "leaf.py", "reference.py", "worker_specs.py"),
+    *(
+        "settings.py",
+        "leaf.py",
+        "model_tables.py",
+        "model_half.py",
+        "reference.py",
+        "worker_specs.py",
+    ),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
     *("administration_fleet.py", "administration_pace.py", "administration_audit.py"),

@@ -75,7 +75,9 @@ class FleetModel:
     would answer requests meant for this one.
     """
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", also: Sequence[str] = ()) -> None:
+        """`also`: further names that its workers may list in its place."""
+        self._also = frozenset(also)
         self.name = name
         """Empty until a worker has joined."""
         self.has_joined = False
@@ -88,7 +90,7 @@ class FleetModel:
         serves = "serves " + ", ".join(name[:80] for name in models[:_SHOWN_MODELS])
         if wanted and wanted not in models:
             return f"{serves}; it was added for {wanted}"
-        if self.name and self.name not in models:
+        if self.name and self.name not in models and self._also.isdisjoint(models):
             return f"{serves}; this gateway serves {self.name}"
         return None
 

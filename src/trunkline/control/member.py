@@ -235,6 +235,8 @@ class Member:
                     return parts.as_read(facts)
                 self._part(why_not)
                 self._complain("worker.other_model")
+                if parts.model.refusal(facts.models, wanted):
+                    parts.on_other(self.spec.name)
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
 
     async def _get(self, path: str) -> tuple[int, bytes]:

@@ -127,6 +127,19 @@ class Membership(Supervised):
         """
         return bool(self._members) and not self._parts.model.has_joined
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether a worker of this model ever was in the fleet."""
+        return self._parts.model.has_joined
+
+    def lists(self, name: str) -> bool:
+        """Whether a worker that is in the fleet answers to this name."""
+        return any(name in member.models for member in self._members.values())
+
+    def lengths(self, configured: int) -> list[tuple[str, int]]:
+        """The model, and what its workers take of a prompt plus answer."""
+        return [(name, self.max_model_len(configured)) for name in self.served_models()]
+
     def served_models(self) -> list[str]:
         """The model of this fleet; none until a worker has joined, where no setting names it."""
         name = self._parts.model.name

@@ -52,6 +52,8 @@ class MemberParts:
     log: EventLog
     inexact: Callable[[Facts], str] = lambda _facts: ""
     """Asked as a worker joins: why our keys are not of its blocks; empty where they are."""
+    on_other: Callable[[str], None] = lambda _name: None
+    """Told the name of a worker that serves another model than this one."""
     holdings: Holdings | None = None
     """None where nothing is ever revoked: everybody is one tenant."""
     examine: Examine | None = None

@@ -152,6 +152,8 @@ class Pick:
     """Compact decision for `x-trunkline-decision`; empty where it is switched off."""
     ticket: Any = None
     """The picker's own book-keeping, handed back unread."""
+    by: Picker | None = None
+    """Whose it is, where there are several."""
 
 
 class Picker(Protocol):

@@ -221,6 +221,31 @@ class WorkerRow:
         yield Sample("kv_event_stream_untrusted", int(self.is_stream_untrusted), labels)
 
 
+def summed(samples: Iterable[Sample]) -> list[Sample]:
+    """One sample for each series: those that several parts have of their own, added up."""
+    totals: dict[tuple[str, tuple[str, ...]], Sample] = {}
+    for sample in samples:
+        series = (sample.name, sample.labels)
+        before = totals.get(series)
+        if before is None:
+            totals[series] = sample
+            continue
+        assert not isinstance(before.value, HistogramView), f"{sample.name} comes twice"
+        assert not isinstance(sample.value, HistogramView), f"{sample.name} comes twice"
+        totals[series] = Sample(sample.name, before.value + sample.value, sample.labels)
+    return list(totals.values())
+
+
+class Summed:
+    """A `MetricsSource` of several that count the same, each for a part."""
+
+    def __init__(self, sources: Sequence[MetricsSource]) -> None:
+        self._sources = sources
+
+    def samples(self) -> Iterable[Sample]:
+        return summed(sample for source in self._sources for sample in source.samples())
+
+
 class Histogram:
     """Counts of values under fixed bounds, as plain ints. `observe` is for the hot path."""
 

@@ -101,9 +101,13 @@ class Tenancy:
         """A principal with the policy of its tenant as it is now."""
         self.served_model: Callable[[], str] = _unnamed
         """The model's own name, whatever a client calls it; empty while it is not known."""
+        self.meaning_of: Callable[[str], tuple[str, str]] | None = None
+        """Where several models are served: the model that a name asks for and the adapter on it,
+        empty for none. None where all names ask for the one model.
+        """
         self._table = EpochTable()
-        self._grants: OrderedDict[Asked, Grant] = OrderedDict()
-        self._public: dict[str, Grant | None] = {}
+        self._grants: OrderedDict[tuple[Asked, tuple[str, str]], Grant] = OrderedDict()
+        self._public: dict[tuple[str, str], Grant | None] = {}
         self._served = ""
         """What the model was called when these were made."""
 
@@ -129,9 +133,10 @@ class Tenancy:
         caller may not use, a wider scope, or one it has no part for.
         """
         self._follow_model()
-        grant = self._grants.get(asked)
+        meaning = self._meaning(asked.model)
+        grant = self._grants.get((asked, meaning))
         if grant is None:
-            grant = self._grants[asked] = self._grant(asked)
+            grant = self._grants[asked, meaning] = self._grant(asked, meaning)
             if len(self._grants) > MAX_GRANTS:
                 self._grants.popitem(last=False)
         return grant if grant.scope is None or self._has_lease() else grant.unshared()
@@ -199,16 +204,17 @@ class Tenancy:
             )
         )
 
-    def public_grant(self, public_id: str) -> Grant | None:
+    def public_grant(self, public_id: str, model: str = "") -> Grant | None:
         """What the blocks of a registered prefix are kept and used under; None where it is revoked.
-        Nobody's: its principal can be no caller.
+        Nobody's: its principal can be no caller. `model` is empty for the one that is served.
         """
         self._follow_model()
-        if public_id not in self._public:
+        name = (public_id, model or self._served)
+        if name not in self._public:
             if len(self._public) >= MAX_GRANTS:
                 self._public.clear()
-            self._public[public_id] = self._of_public(public_id)
-        return self._public[public_id]
+            self._public[name] = self._of_public(*name)
+        return self._public[name]
 
     def objection(self, request: InferenceRequest) -> GatewayError | None:
         """Why nothing of this request may go out now; None where it may. Asked in the same step as
@@ -259,10 +265,17 @@ class Tenancy:
         self._grants.clear()
         self._public.clear()
 
-    def _of_public(self, public_id: str) -> Grant | None:
+    def _meaning(self, model: str) -> tuple[str, str]:
+        """The model's own name, and the adapter on it."""
+        if self.meaning_of is not None:
+            return self.meaning_of(model)
+        served = self._served
+        return served, model if served and model and model != served else ""
+
+    def _of_public(self, public_id: str, model: str) -> Grant | None:
         parts = [Subject(kind=SubjectKind.FLEET), Subject(kind=SubjectKind.PUBLIC, path=public_id)]
-        if self._served:
-            parts.append(Subject(kind=SubjectKind.MODEL, path=self._served))
+        if model:
+            parts.append(Subject(kind=SubjectKind.MODEL, path=model))
         subjects = tuple(parts)
         if not self._table.barred.isdisjoint(subjects):
             return None
@@ -277,12 +290,11 @@ class Tenancy:
             sees_decisions=False,
         )
 
-    def _grant(self, asked: Asked) -> Grant:
+    def _grant(self, asked: Asked, meaning: tuple[str, str]) -> Grant:
         principal = asked.principal
         _require_role(principal)
-        served = self._served
-        model = asked.model or served
-        adapter = model if served and model != served else ""
+        served, adapter = meaning
+        model = adapter or served or asked.model
         if not _may_use(principal, model, served, adapter):
             raise ClientError(unknown_model(asked.model))  # as one that is not there
         try:

@@ -1,0 +1,111 @@
+"""One model's half of a gateway: what decides for it, asks its workers, and how those join.
+
+The other half (listener, admin port, authority, books) is one for all models. Read `wiring.py` for
+who puts both together, `assembly.py` for what decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trunkline.assembly import Core
+from trunkline.authority import Authority
+from trunkline.config import Config
+from trunkline.control.fleets import Fleets, Members
+from trunkline.control.parts import MemberParts
+from trunkline.core.directory import Directory
+from trunkline.errand_side import PullTest, errands_of, examiner_of, warmers_of
+from trunkline.gateway.by_model import ByModel
+from trunkline.gateway.contracts import Picker
+from trunkline.gateway.errands import Errands
+from trunkline.gateway.tenancy import Tenancy
+from trunkline.observe import EventLog
+from trunkline.ports.clock import Clock
+from trunkline.tenant_side import TenantSide
+
+_HOUSEKEEPING_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """All that there is once for each model."""
+
+    core: Core
+    parts: MemberParts
+    errands: Errands
+    side: TenantSide | None
+    """None where there is one tenant."""
+    pull_test: PullTest
+    log: EventLog
+
+    @property
+    def picker(self) -> Picker:
+        return self.side.line if self.side else self.core.picker
+
+    def beside(self, config: Config, clock: Clock) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside requests."""
+        work: list[Coroutine[Any, Any, None]] = [_keep_house(self.core.directory, clock)]
+        work += [self.side.filler.run()] if self.side else []
+        work += [one.run() for one in warmers_of(self.core, clock, self.errands, self.log)]
+        work += [] if config.health.disable_self_test else [self.pull_test.run()]
+        return work
+
+
+def half_of(
+    config: Config,
+    core: Core,
+    parts: MemberParts,
+    authority: Authority,
+    clock: Clock,
+    draw: Callable[[int], bytes],
+    log: EventLog,
+) -> Half:
+    """`draw(n)` gives n unguessable bytes. The authority knows the core already."""
+    errands = errands_of(core)
+    parts.examine = examiner_of(core, clock, authority, errands, draw)
+    side = None
+    if authority.tenants is not None:
+        side = TenantSide(
+            core,
+            authority.tenants,
+            renew=authority.tenancy.renew,
+            errands=errands,
+            max_wait_ms=0.95 * config.upstream.first_byte_timeout_ms,
+            log=log,
+        )
+    return Half(
+        core=core,
+        parts=parts,
+        errands=errands,
+        side=side,
+        pull_test=PullTest(core, clock, authority, errands, draw, log),
+        log=log,
+    )
+
+
+def served_by(
+    halves: Sequence[Half], members: Members, tenancy: Tenancy
+) -> tuple[Picker, Callable[[str], int]]:
+    """Who chooses for a request, and below which number token ids for a model are."""
+    if not isinstance(members, Fleets):
+        [only] = halves
+        return only.picker, lambda _name: only.core.prompts.vocab_size
+    fleets, by_model = members, {half.core.model.name: half for half in halves}
+    tenancy.meaning_of = fleets.meaning
+
+    def vocab_size(name: str) -> int:
+        half = by_model.get(fleets.meaning(name)[0])
+        return half.core.prompts.vocab_size if half else 1 << 32  # it is refused in any case
+
+    pickers = {model: half.picker for model, half in by_model.items()}
+    return ByModel(pickers, lambda name: fleets.meaning(name)[0]), vocab_size
+
+
+async def _keep_house(directory: Directory, clock: Clock) -> None:
+    """Expired predictions go, a few times a second."""
+    while True:
+        await asyncio.sleep(_HOUSEKEEPING_S)
+        directory.expire(clock.now())
