@@ -173,7 +173,7 @@ class Engine:
                 max_loads=max_loads,
                 max_pull_ms=max_pull_ms,
                 saved_ms=1.0,
-                device_bytes=256 * size,
+                device_share=host_blocks / 256,
             ),
             puller=self.puller,
             transfer_key=KEY,

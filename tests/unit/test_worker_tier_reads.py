@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from trunkline.kv.records import Kept, Owner, Pins
+from trunkline.kv.shares import MAX_SHARES
 from trunkline.worker import fence
 from trunkline.worker.blocks import KvSequence, Terms
-from trunkline.worker.tiers import MAX_QUOTAS_KNOWN, Found, place_of
+from trunkline.worker.tiers import Found, place_of
 from worker_tenants import BLOCK, BLOCK_BYTES, EPOCHS, NS, SUBJECTS, Store, ticket, tokens
 
 PROMPT = tokens(4 * BLOCK + 6)
@@ -85,12 +86,12 @@ def test_a_block_of_another_chain_is_seen_also_where_the_run_ends_early(
 
 def test_beyond_the_bound_of_quotas_the_newest_tenant_has_one_and_the_oldest_has_none() -> None:
     store = Store(capacity=8, host=32)
-    names = [f"{number:032x}" for number in range(MAX_QUOTAS_KNOWN + 1)]
+    names = [f"{number:032x}" for number in range(MAX_SHARES + 1)]
     for name in names:
         store.behind.set_quota(ticket(tenant=name, cap=2))
     quotas = store.behind.store._catalogue.host._quotas
     assert list(quotas) == names[1:]
-    assert list(store.behind._quotas) == names[1:]
+    assert list(store.behind._shares.told) == names[1:]
     store.behind.set_quota(ticket(tenant=names[0], cap=2))
     assert list(quotas)[-1] == names[0], "it asked again"
 

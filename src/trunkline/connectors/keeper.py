@@ -40,8 +40,8 @@ from trunkline.kv.orders import Pulled, PullOrder
 from trunkline.kv.peers import Source
 from trunkline.kv.pulls import Cancel, PullRequest
 from trunkline.kv.records import Kept, Overflowed, Owner, Place
+from trunkline.kv.shares import Shares
 from trunkline.kv.store import BlockStore
-from trunkline.kv.tickets import Ticket
 from trunkline.ports.clock import Clock
 
 MAX_TOLD = 1_024
@@ -73,8 +73,8 @@ class KeeperTerms:
     """A pull ends by then, whatever its grant says."""
     saved_ms: float
     """What computing one block takes, for the order of eviction."""
-    device_bytes: int
-    """Of the engine's KV memory: a tenant's share of it is its share of the store."""
+    device_share: float
+    """The store's memory for blocks over the engine's."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Keeper:
         self._told: deque[Mapping[str, Any]] = deque()
         self._erasures: list[Erasure] = []
         self._is_closing = False
-        self._quotas: dict[str, tuple[int, int | None]] = {}
+        self._shares = Shares(store, terms.device_share)
 
     # -- the engine's thread -----------------------------------------------------------------------
 
@@ -145,8 +145,10 @@ class Keeper:
             cancel = self._cancels.get(request_id)
             if cancel is not None:
                 cancel.cancel()
+        for ticket in plan.savers:
+            self._shares.tell(ticket)
         for load in plan.loads:
-            self._set_quota(load.ticket)
+            self._shares.tell(load.ticket)
             cancel = self._cancels[load.request_id] = Cancel()
             self._threads.submit(self._load, load, cancel)
 
@@ -225,16 +227,6 @@ class Keeper:
         with self._lock:
             self.figures.put_refused[outcome] += 1
         return outcome
-
-    def _set_quota(self, ticket: Ticket) -> None:
-        """The tenant's share of the device is its share here."""
-        share = self.store.figures().total_bytes / self._terms.device_bytes
-        floor = int(ticket.floor_bytes * share)
-        cap = None if ticket.cap_bytes is None else int(ticket.cap_bytes * share)
-        if self._quotas.get(ticket.tenant, (0, None)) == (floor, cap):
-            return
-        if self.store.set_quota(ticket.tenant, floor_bytes=floor, cap_bytes=cap):
-            self._quotas[ticket.tenant] = (floor, cap)
 
     # -- one load, in a thread of its own ----------------------------------------------------------
 

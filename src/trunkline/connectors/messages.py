@@ -72,6 +72,8 @@ class Loaded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     saves: tuple[Save, ...] = ()
+    savers: tuple[Ticket, ...] = ()
+    """On whose behalf these are saved, each once: what their tenants may hold."""
     loads: tuple[Load, ...] = ()
     cancelled: tuple[str, ...] = ()
     """Requests that ended while their load runs."""

@@ -26,6 +26,7 @@ from trunkline.core.records import Tier
 from trunkline.core.transfer import KV_KEY_BYTES, PullEnd, Reason, kv_chain
 from trunkline.kv.notices import Note, Notices
 from trunkline.kv.records import Manifest, Owner
+from trunkline.kv.tickets import Ticket
 from trunkline.ports.publisher import BlockEvent
 
 MAX_LOADS = 8
@@ -213,13 +214,18 @@ class Planner:
         it computes.
         """
         saves: list[Save] = []
+        savers: dict[str, Ticket] = {}
         for request_id, tokens in scheduled.items():
             prompt = self._prompts.get(request_id)
             if prompt is not None:
                 self._decline(prompt)
+                count = len(saves)
                 self._save(prompt, tokens, block_ids_of, saves)
+                if len(saves) > count:
+                    savers[prompt.owner.domain] = prompt.wishes.ticket
         plan = StepPlan(
             saves=tuple(saves),
+            savers=tuple(savers.values()),
             loads=tuple(self._loads),
             cancelled=tuple(self._cancelled),
             declined=tuple(self._declined),

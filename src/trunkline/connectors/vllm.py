@@ -244,7 +244,7 @@ class _Worker:
                 max_loads=options.max_loads,
                 max_pull_ms=options.max_pull_ms,
                 saved_ms=options.prefill_ms_per_token * block_tokens,
-                device_bytes=device.total_bytes,
+                device_share=options.host_bytes / device.total_bytes,
             ),
             puller=puller,
             transfer_key=transfer_key,

@@ -26,7 +26,7 @@ from trunkline.kv.digests import fault_of
 from trunkline.kv.notices import Note, Notices
 from trunkline.kv.records import Block as KvBlock
 from trunkline.kv.records import Kept, Owner, Place
-from trunkline.kv.shelf import MAX_QUOTAS
+from trunkline.kv.shares import Shares
 from trunkline.kv.store import BlockStore
 from trunkline.kv.tickets import Ticket
 from trunkline.ports.clock import Clock
@@ -36,10 +36,6 @@ from trunkline.worker.blocks import Behind, Block, BlockState, KvSequence, Stamp
 
 ERASE_SLICE_BLOCKS = 256
 """Blocks wiped between two looks at the sockets."""
-MAX_QUOTAS_KNOWN = MAX_QUOTAS
-"""Quotas that the store has been told. At the bound that told first is taken back, until its tenant
-asks again.
-"""
 PUBLIC_SHARE = 0.25
 """Of the store: what registered public prefixes may hold on to, used or not."""
 PUBLIC_LEASE_MS = 600_000.0
@@ -98,12 +94,11 @@ class HostTier:
         self.store = store
         self.has_disk = has_disk
         self._clock = clock
-        self._device_share = host_blocks / device_blocks
+        self._shares = Shares(store, host_blocks / device_blocks)
         self.saved_ms = saved_ms
         self._block_tokens = block_tokens
         self._notices = Notices(block_tokens, store.resident)
         self._listeners: list[Callable[[list[BlockEvent]], None]] = []
-        self._quotas: dict[str, tuple[int, int | None]] = {}
         self._publics: dict[bytes, _Public] = {}
         self._public_room = int(host_blocks * PUBLIC_SHARE)
         self._eraser: asyncio.Handle | None = None
@@ -161,17 +156,7 @@ class HostTier:
 
     def set_quota(self, ticket: Ticket) -> None:
         """The tenant's share of the device is its share here."""
-        share = self._device_share
-        floor = int(ticket.floor_bytes * share)
-        cap = None if ticket.cap_bytes is None else int(ticket.cap_bytes * share)
-        if self._quotas.get(ticket.tenant, (0, None)) == (floor, cap):
-            return
-        if ticket.tenant not in self._quotas and len(self._quotas) >= MAX_QUOTAS_KNOWN:
-            oldest = next(iter(self._quotas))
-            del self._quotas[oldest]
-            self.store.set_quota(oldest)
-        if self.store.set_quota(ticket.tenant, floor_bytes=floor, cap_bytes=cap):
-            self._quotas[ticket.tenant] = (floor, cap)
+        self._shares.tell(ticket)
 
     # -- out ---------------------------------------------------------------------------------------
 
