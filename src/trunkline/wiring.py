@@ -105,6 +105,8 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         with _taken_port_named("--port", config.listen.host, config.listen.port):
             front = await serve_front(config.listen, front_parts)
         authority.attach(front, cores)
+        if authority.holdings is not None:
+            authority.holdings.listen(_told_of_pulls(cores))
         with _taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
             listener = bind_admin(config.listen)
         operations = Operations(
@@ -266,6 +268,18 @@ def _model_folder(model: ModelConfig) -> Path:
         path = Path(model.tokenizer_path)
         return path if path.is_dir() else path.parent
     return OWN_MODEL
+
+
+def _told_of_pulls(
+    cores: Sequence[Core],
+) -> Callable[[str, Sequence[tuple[str, bytes]], int], None]:
+    """Who is told what leases say of pulls: all models' pickers, as each knows its own by name."""
+
+    def told(worker: str, ended: Sequence[tuple[str, bytes]], lost: int) -> None:
+        for number, core in enumerate(cores):  # which share one book: what was lost counts once
+            core.picker.told_of_pulls(worker, ended, 0 if number else lost)
+
+    return told
 
 
 def _say_ignored(worker: WorkerId) -> None:

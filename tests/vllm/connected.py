@@ -55,7 +55,7 @@ def flags(agent_port: int, key_file: Path, host_gib: float = 0.5) -> tuple[str, 
             "host_gib": host_gib,
             "agent_port": agent_port,
             "transfer_key_file": str(key_file),
-            "max_pull_ms": 4_000.0,
+            "max_pull_ms": 20_000.0,
         },
     }
     return ("--kv-transfer-config", json.dumps(config), "--num-gpu-blocks-override", "400")
