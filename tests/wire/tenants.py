@@ -41,7 +41,7 @@ class Caller:
 
     def ask(self, shape: Shape, prompt: str, scope: str = "", session: str = "") -> Told:
         """One whole answer, however it is asked for."""
-        asked: dict[str, Any] = {"max_tokens": 2, "stream": shape.is_stream}
+        asked: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "stream": shape.is_stream}
         if shape.is_stream:
             asked["stream_options"] = {"include_usage": True}
         asked |= shape.prompt(prompt)
