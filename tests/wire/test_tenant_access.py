@@ -107,6 +107,8 @@ FLEET_PATHS = [
     ("POST", "/workers", Act.WORKERS_CHANGE),
     ("GET", "/workers", Act.WORKERS_READ),
     ("POST", "/workers/w/drain", Act.WORKERS_CHANGE),
+    ("POST", "/workers/w/check", Act.WORKERS_CHANGE),
+    ("POST", "/workers/w/reset", Act.WORKERS_CHANGE),
     ("DELETE", "/workers/w", Act.WORKERS_CHANGE),
     ("GET", "/workers/w", Act.WORKERS_READ),
     ("POST", "/add_worker", Act.WORKERS_CHANGE),
