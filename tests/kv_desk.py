@@ -132,7 +132,7 @@ class Desk:
 
     def hits(self, places: list[Place], owner: Owner, load_until: float | None = None) -> int:
         """How many leading blocks are found, and they are what they should be."""
-        pins = self.pin(places, owner, load_until=load_until)
+        pins = self.pin(places, owner, until=self.clock.ms + 1_000.0, load_until=load_until)
         for place, block in zip(places, pins.blocks, strict=False):
             assert is_right(block, place, self.layout)
         assert self.store.unpin(pins.token) is bool(pins.blocks)
