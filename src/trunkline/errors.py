@@ -55,6 +55,20 @@ class Busy(GatewayError):
     code = "busy"
 
 
+class DeadlinePassed(GatewayError):
+    """The client's own time-out is over, or too short for what it asks even of an idle worker."""
+
+    status = 504
+    kind = "timeout"
+    code = "deadline_exceeded"
+
+
+class DeadlineUnmet(Busy):
+    """What is in front of it would not be over by the client's own time-out: it is not begun."""
+
+    code = "deadline_unmet"
+
+
 class ConfigError(GatewayError):
     """A setting is wrong. The message names the key, the value and the remedy."""
 

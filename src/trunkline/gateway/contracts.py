@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 from trunkline.core.epochs import Admission, EpochTable, domain_of
 from trunkline.core.identity import Epochs, Scope, ScopeKind
 from trunkline.core.principals import Principal
-from trunkline.core.records import WorkerId
+from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import GatewayError
 from trunkline.ports.worker import AttemptEnd as AttemptEnd
 from trunkline.ports.worker import Endpoint as Endpoint
@@ -134,6 +134,10 @@ class InferenceRequest:
     """Estimate of what is to be computed beside `prompt`: the rest of a batch, and copies."""
     adds_special_tokens: bool | None = None
     """As the client said; None leaves it to the endpoint."""
+    deadline: Instant | None = None
+    """When the client gives up on its first byte; None where it did not say."""
+    max_retries: int | None = None
+    """Further attempts that the client wishes at most."""
     limit_headers: tuple[tuple[str, str], ...] = ()
     """What its answer tells of its tenant's rate limits; empty where there are none."""
 

@@ -21,6 +21,7 @@ from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
 from trunkline.gateway.answers import UNREADABLE, error_event
 from trunkline.gateway.choice import Choice
 from trunkline.gateway.contracts import AttemptEnd, ClientError, InferenceRequest, Pick, Route
+from trunkline.gateway.deadline import past
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer, final_head
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
@@ -318,15 +319,7 @@ class Exchange:
             self._refuse(error)
 
     def _may_retry(self) -> bool:
-        """Whether a further attempt is allowed; takes it out of the budget."""
-        retry = self._line.retry
-        if retry.disable_retries or self._attempts > retry.retry_max_retries:
-            return False
-        if self._line.budget.try_spend(self._line.now_s()):
-            self._line.counters.retries += 1
-            return True
-        self._line.counters.retries_denied += 1
-        return False
+        return self._line.may_retry(self._request, self._attempts)
 
     def _retry_later(self) -> None:
         self._phase = PAUSING
@@ -476,6 +469,11 @@ class Exchange:
 
     def check(self, now_s: float) -> None:
         """Called a few times a second: ends what waits for too long."""
+        if not self._has_first_token:
+            late = past(self._request.deadline, self._line.now_ms())
+            if late is not None:
+                self._end_early(late)
+                return
         limits = self._line.upstream
         is_answer_due = self._phase is ANSWERING or self._phase is WAITING
         if self._has_moved or (is_answer_due and self._client.is_paused):

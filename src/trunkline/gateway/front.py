@@ -18,6 +18,7 @@ import msgspec
 
 from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
 from trunkline.core.principals import Principal
+from trunkline.core.records import Instant
 from trunkline.errors import GatewayError, NoWorker
 from trunkline.gateway.answers import Answer, refused, unknown_model
 from trunkline.gateway.claims import wished_scope
@@ -36,6 +37,7 @@ from trunkline.gateway.retry import RetryBudget
 from trunkline.gateway.routes import Local
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.gateway.upstream import WorkerPool
+from trunkline.gateway.wishes import wishes_in
 from trunkline.ports.clock import Clock
 
 SWEEP_MS = 250
@@ -227,6 +229,10 @@ class Front:
         knows = self._parts.knows_model
         if knows is not None and request.model and not knows(request.model):
             raise ClientError(unknown_model(request.model))
+        wishes = wishes_in(headers, is_stream=request.is_stream)
+        request.max_retries = wishes.max_retries
+        if wishes.timeout_ms is not None:
+            request.deadline = Instant(self.now_ms() + wishes.timeout_ms)
         wish = wished_scope(headers)
         if tenancy is not None:
             tenancy.admit_request(principal, request, wish, headers.get(b"x-trunkline-session"))

@@ -1,6 +1,7 @@
 """What an exchange stands between: the client, the shared parts of the front, and its result.
 
-Owns no behaviour; it keeps `exchange.py` and `client.py` from knowing each other's insides.
+Owns whether a further attempt is allowed, and no other behaviour; it keeps `exchange.py` and
+`client.py` from knowing each other's insides.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from trunkline.config import RetryConfig, UpstreamConfig
 from trunkline.errors import GatewayError
 from trunkline.gateway.contracts import InferenceRequest, Picker
 from trunkline.gateway.counters import Counters
+from trunkline.gateway.deadline import past
 from trunkline.gateway.retry import RetryBudget
 from trunkline.gateway.upstream import WorkerPool
 
@@ -89,3 +91,15 @@ class Line:
     """The clock's time, for what is reported."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+
+    def may_retry(self, request: InferenceRequest, attempts: int) -> bool:
+        """Whether one more may follow so many attempts; takes it out of the budget."""
+        retry, wished = self.retry, request.max_retries
+        most = retry.retry_max_retries if wished is None else min(retry.retry_max_retries, wished)
+        if retry.disable_retries or attempts > most or past(request.deadline, self.now_ms()):
+            return False
+        if self.budget.try_spend(self.now_s()):
+            self.counters.retries += 1
+            return True
+        self.counters.retries_denied += 1
+        return False

@@ -26,6 +26,7 @@ from trunkline.core.transfer import MAX_GRANT_BLOCKS
 from trunkline.errors import NoWorker
 from trunkline.gateway.accounts import Accounts
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
+from trunkline.gateway.deadline import require_time
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
 from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
 from trunkline.gateway.receipts import Receipts
@@ -225,6 +226,7 @@ class FleetPicker:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
         if self.desk is not None and self.desk.degraded:
             decision = replace(decision, notes=tuple(self.desk.degraded.values())[:MAX_NOTES])
+        require_time(request, decision, now)
         return self._commit(request, decision, of_size, sources, now)
 
     def _lacking(self, adapter: str) -> frozenset[WorkerId]:
