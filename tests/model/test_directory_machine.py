@@ -27,7 +27,8 @@ PROMPTS = [(number, variant) for number in range(2) for variant in range(2)]
 
 workers = st.sampled_from(WORKERS)
 prompts = st.sampled_from(PROMPTS)
-tiers = st.sampled_from([Tier.DEVICE, Tier.HOST])
+NEAR = (Tier.DEVICE, Tier.HOST)
+tiers = st.sampled_from([*NEAR, Tier.DISK])
 
 
 def tokens_of(prompt: tuple[int, int], depth: int) -> list[int]:
@@ -156,7 +157,10 @@ class DirectoryMachine(RuleBasedStateMachine):
             block = name(prompt, depth)
             if naive.copies[block, tier]:
                 known_count += 1
+                before = naive.resident(*NEAR)
                 naive.copies[block, tier] -= 1
+                for gone in before - naive.resident(*NEAR):
+                    naive.predicted.pop(gone, None)
                 if not any(naive.copies[block, other] for other in Tier):
                     del naive.keys[block]
         removed = BlocksRemoved(hashes=array("Q", [name(prompt, d) for d in depths]), tier=tier)
@@ -195,7 +199,7 @@ class DirectoryMachine(RuleBasedStateMachine):
                 slot = self.directory.slot(worker)
                 device = naive.resident(Tier.DEVICE)
                 resident = naive.resident(*Tier)
-                expected = naive.resident(Tier.DEVICE, Tier.HOST) | naive.predicted.keys()
+                expected = naive.resident(*NEAR) | naive.predicted.keys()
                 found = (match.device[slot], match.resident[slot], match.expected[slot])
                 if naive.is_trusted or not naive.keys:
                     assert found == tuple(leading(s, prompt) for s in (device, resident, expected))

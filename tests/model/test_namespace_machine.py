@@ -171,11 +171,16 @@ class Twins:
         known_count = 0
         for name in hashes:
             if name in self.held[slot] and self.held[slot][name][1][tier]:
+                near_before = self._near(slot)
                 known_count += 1
                 self.held[slot][name][1][tier] -= 1
                 if not self.held[slot][name][1].total():
                     del self.held[slot][name]
+                self.expected[slot] -= near_before - self._near(slot)
         assert self.both("remove", slot, tier, hashes) == known_count
+
+    def _near(self, slot: int) -> set[Block]:
+        return {block for block, n in self.held[slot].values() if n[0] or n[1]}
 
     def clear(self, slot: int) -> None:
         blocks = {block for block, _ in self.held[slot].values()}

@@ -176,13 +176,24 @@ class TwinIndexes(RuleBasedStateMachine):
         hashes = array("Q", [engine_hash(namespace_id, path, salt) for path in paths])
         known_count = 0
         slot_copies = self.naive.copies[slot]
+        expected = self.naive.expected[slot]
         for name in hashes:
+            near_before = self.naive.near(slot)
             if name in slot_copies and slot_copies[name][1][tier]:
                 known_count += 1
                 slot_copies[name][1][tier] -= 1
                 if not slot_copies[name][1].total():
                     del slot_copies[name]
+                gone = near_before - self.naive.near(slot)
+                expected[:] = [(at, block) for at, block in expected if block not in gone]
         assert self.both("remove", slot, tier, hashes) == known_count
+
+    @rule(slot=SLOTS, tier=TIERS, path=PATHS, left=st.integers(0, 5))
+    def serve_and_evict(self, slot: int, tier: int, path: Path, left: int) -> None:
+        """The order of a request's life, which single steps seldom fall into."""
+        self.predict(slot, 0, path, 9.0, 100)
+        self._store(slot, tier, 0, (), path, salt=0)
+        self.remove(slot, tier, 0, [path[: n + 1] for n in range(left, len(path))], salt=0)
 
     @rule(slot=SLOTS)
     def clear(self, slot: int) -> None:

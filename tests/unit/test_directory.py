@@ -301,6 +301,19 @@ def test_predictions_are_bounded_expire_and_can_be_taken_back() -> None:
     assert directory.match(prompt(1)).expected == [0]
 
 
+def test_what_came_and_went_is_no_longer_expected() -> None:
+    """A prediction has done its work when the blocks come; it must not outlive their eviction."""
+    directory = directory_of(W0)
+    directory.predict(W0, prompt(1, 2), now=T0, ttl_ms=100.0)
+    directory.stored(W0, run(1, 2))
+    directory.stored(W0, run(1, 2, tier=Tier.HOST))
+    directory.removed(W0, gone(1, 2))
+    assert directory.match(prompt(1, 2)).expected == [2], "the host still has both"
+    directory.removed(W0, gone(2, tier=Tier.HOST))
+    assert directory.match(prompt(1, 2)).expected == [1]
+    assert directory.predicted_count(W0) == 1
+
+
 def test_c22_an_untrusted_worker_matches_nothing_until_it_is_trusted_again() -> None:
     directory = directory_of(W0, W1)
     for worker in (W0, W1):

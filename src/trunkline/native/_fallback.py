@@ -34,13 +34,7 @@ from trunkline.native._cells import (
     slots_in,
 )
 from trunkline.native._chain import chain_keys
-from trunkline.native._closure import (
-    VIEWS,
-    Children,
-    Orphans,
-    closed_depths,
-    walked_depths,
-)
+from trunkline.native._closure import VIEWS, Children, Orphans, closed_depths, walked_depths
 from trunkline.native.codes import CONFLICT, FULL, RETIRED, UNKNOWN_PARENT
 
 __all__ = ["MAX_COPIES", "BlockIndex", "chain_keys"]
@@ -205,7 +199,10 @@ class BlockIndex:
         return len(names)
 
     def remove(self, slot: int, tier: int, hashes: array[int] | bytes) -> int:
-        """Note one copy less of each block; how many were known. Unknown ones are ignored."""
+        """Note one copy less of each block; how many were known. Unknown ones are ignored.
+
+        What leaves device and host is no longer expected there either.
+        """
         state = self._state(slot)
         names = items_of(hashes, "Q", "hashes")
         check_tier(tier)
@@ -474,6 +471,9 @@ class BlockIndex:
                         lost &= ~hold
             if alias[2] == 1:
                 del state.aliases[held.entry]
+        if lost & NEAR and held.entry.holds(slot) & PREDICTED:
+            del state.predicted[held.entry.key]  # it came, and went: nothing is on its way
+            lost |= PREDICTED
         self._set_holds(slot, held.entry, held.entry.holds(slot) & ~lost)
 
     def _drop_hash(self, slot: int, state: SlotState, engine_hash: int) -> None:

@@ -487,6 +487,10 @@ void Index::drop_copy(SlotState& state, std::uint32_t slot, std::size_t position
     lost &= ~std::uint32_t{kResident};  // another hash still names the block
   }
   const std::uint32_t before = holds(cell.entry, slot);
+  if ((lost & kNear) != 0 && (before & kPredicted) != 0) {  // it came, and went: nothing is on its way
+    state.predicted.erase(find_predicted(state, cell.entry));
+    lost |= kPredicted;
+  }
   if ((before & lost) != 0) set_holds(cell.entry, slot, before & ~lost);
 }
 
