@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from trunkline.config import Config, Setting
+from trunkline.config import Config
 from trunkline.errors import ConfigError
+from trunkline.setting import Setting
 
 PREFIX = "TRUNKLINE_"
 

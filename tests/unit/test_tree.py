@@ -33,7 +33,8 @@ ARROWS: dict[str, set[str]] = {
     "replay": SHELL,
     "sim": SHELL | {"replay"},
     "errors.py": set(),
-    "config.py": set(),
+    "setting.py": set(),
+    "config.py": {"setting.py"},
     "worker_url.py": set(),
     "observe.py": set(),
 }

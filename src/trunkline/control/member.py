@@ -20,11 +20,11 @@ from trunkline.control.engine import parse_models
 from trunkline.control.entries import Entries, rank_headers
 from trunkline.control.guard import Guard
 from trunkline.control.health import Health
+from trunkline.control.hearing import Hearing
 from trunkline.control.load import LoadReader, LoadWatch
 from trunkline.control.parts import MemberParts, directory_bounds
 from trunkline.control.probe import is_refusal
 from trunkline.control.selftest import SelfTest
-from trunkline.control.silence import NO_EVENTS, Silence
 from trunkline.control.trouble import DRAINS, SHOWN, Trouble
 from trunkline.control.views import (
     CheckView,
@@ -34,15 +34,6 @@ from trunkline.control.views import (
     WorkerSpec,
     rank_view,
     shown_url,
-)
-from trunkline.core.actions import (
-    Action,
-    FeedBlind,
-    FeedFailed,
-    FeedTrusted,
-    FeedUntrusted,
-    RequestReplay,
-    WorkerRestarted,
 )
 from trunkline.core.decision import Exclusion
 from trunkline.core.feed import WorkerFeed
@@ -55,24 +46,18 @@ from trunkline.ports.worker import AttemptEnd, Target
 DISCOVERY_PAUSE_SECS = 0.5
 """Between attempts to reach a worker that has not answered yet."""
 
-_FOLLOWS = "follows the worker's cache events"
-
 
 class Member:
     """See the module's picture."""
 
     def __init__(self, spec: WorkerSpec, parts: MemberParts) -> None:
         self.spec = spec
-        self.mode = Mode.CONNECTING
         self.model_id = ""
         self._parts = parts
         self._entries = Entries(parts.fleet)
-        self._reason = "not reached yet"
         self._trouble = Trouble()
         """What went wrong last, until it goes well again."""
-        self._feeds: dict[WorkerId, WorkerFeed] = {}
         self._ranks: dict[WorkerId, int] = {}
-        self._silence = Silence()
         self._facts = NOTHING
         self._block_tokens: int | None = None
         self._told_block_tokens: int | None = None
@@ -84,6 +69,9 @@ class Member:
         self._load = LoadReader(spec.name, self._get, parts.log)
         self._guard = Guard(spec.name, parts.breaker, parts.log)
         self._self_test = SelfTest(spec.name, self._entries, parts)
+        self._hearing = Hearing(
+            spec.name, parts, on_mode=self._put_targets, on_restart=self._self_test.renew
+        )
 
     @property
     def workers(self) -> list[WorkerId]:
@@ -127,15 +115,14 @@ class Member:
             parts.directory.leave(worker)
             parts.targets.remove_target(worker)
         self.workers.clear()
-        self._feeds = {}
+        self._hearing.end()
         self._ranks = {}
-        self._silence = Silence()
         self._guard.retire()
 
     def _part(self, why: str) -> None:
         """Not in the fleet until it is another than it is now."""
         self.leave()
-        self.mode, self._trouble.text = Mode.CONNECTING, why
+        self._hearing.mode, self._trouble.text = Mode.CONNECTING, why
 
     def is_misread(self, heartbeat: Heartbeat) -> bool:
         """Whether its blocks are of another size than we joined it with; then it is asked anew."""
@@ -152,13 +139,12 @@ class Member:
         parts, worker = self._parts, self.workers[0]
         parts.fleet.renew_lease(worker, lease_ends_at)
         self._entries.set_full(is_full=parts.is_full(heartbeat.memory_ratio, heartbeat.load_ratio))
-        if self._feeds or not (self._facts or NOTHING).is_exact:
+        if self._hearing.feeds or not (self._facts or NOTHING).is_exact:
             return  # its events say more than any digest; of other blocks than ours it is none
         if is_new_life:
             parts.directory.restart(worker)
             parts.log.info("worker.restarted", worker=worker)
-        if self.mode is not Mode.DIGEST:
-            self.mode, self._reason = Mode.DIGEST, "sends heartbeats with checkpoint keys"
+        if self._hearing.take_digests():
             self._put_target(worker)
             self._self_test.renew()
         # A prefix that was routed there lately may still be waiting for its prefill.
@@ -172,12 +158,12 @@ class Member:
 
     def view(self) -> MemberView:
         parts, now = self._parts, self._parts.clock.now()
-        facts = self._facts
+        facts, hearing = self._facts, self._hearing
         exclusion = self._entries.exclusion(parts.clock.boot())
         return MemberView(
             name=self.spec.name,
             url=shown_url(self.spec.endpoint),
-            mode=self._self_test.mode(self.mode),
+            mode=self._self_test.mode(hearing.mode),
             reason=self._shown_reason(exclusion),
             exclusion=exclusion,
             is_draining=self._is_draining,
@@ -190,7 +176,7 @@ class Member:
             max_model_len=self.max_model_len,
             degraded=self._degraded(),
             ranks=tuple(
-                rank_view(state, parts.directory, self._feeds.get(state.worker), now)
+                rank_view(state, parts.directory, hearing.feeds.get(state.worker), now)
                 for state in self._entries.states()
             ),
             labels=dict(self.spec.labels),
@@ -204,9 +190,9 @@ class Member:
     def _shown_reason(self, exclusion: Exclusion | None) -> str:
         match exclusion:
             case None if self.workers:
-                return self._self_test.reason(self.mode) or self._reason
+                return self._self_test.reason(self._hearing.mode) or self._hearing.reason
             case None:
-                return self._trouble.text or self._reason
+                return self._trouble.text or self._hearing.reason
             case Exclusion.DRAINING:
                 return "; ".join(filter(None, (DRAINS, self._trouble.text)))
             case Exclusion.BREAKER:
@@ -288,8 +274,7 @@ class Member:
             )
         self._block_tokens = block_tokens
         ranks = [source.rank or 0 for source in facts.sources] or [0]
-        self.mode = Mode.EXACT if facts.sources else Mode.APPROXIMATE
-        self._reason = _FOLLOWS if facts.sources else facts.no_events
+        self._hearing.begin(facts)
         for index, rank in enumerate(ranks):
             name = self.spec.name if len(ranks) == 1 else f"{self.spec.name}@{rank}"
             worker = WorkerId(name)
@@ -308,8 +293,9 @@ class Member:
             self._ranks[worker] = rank
             self._put_target(worker)
             if facts.sources:
-                self._feeds[worker] = parts.make_feed(worker, facts.sources[index])
-        told = {"mode": self.mode.value, "block_tokens": block_tokens, "why": self._reason}
+                self._hearing.follow(worker, facts.sources[index])
+        hearing = self._hearing
+        told = {"mode": hearing.mode.value, "block_tokens": block_tokens, "why": hearing.reason}
         parts.log.info("worker.joined", worker=self.spec.name, **told)
         away_ms = self._trouble.end(parts.clock.now())
         if away_ms is not None:
@@ -317,7 +303,7 @@ class Member:
 
     def _put_target(self, worker: WorkerId) -> None:
         routing, guard, facts = self._parts.routing, self._guard, self._facts
-        is_exact = self._self_test.mode(self.mode) is Mode.EXACT
+        is_exact = self._self_test.mode(self._hearing.mode) is Mode.EXACT
         ttl_ms = routing.predicted_ttl_ms if is_exact else routing.approximate_ttl_ms
         self._parts.targets.add_target(
             Target(
@@ -329,7 +315,7 @@ class Member:
                 engine=facts.engine,
                 models=frozenset(self.models),
                 agent=self._parts.agent(self.spec.name),
-                wants_checkpoints=self.mode is Mode.DIGEST,
+                wants_checkpoints=self._hearing.mode is Mode.DIGEST,
                 is_told_in_body=self.spec.agent is not None,
                 p2p=self.spec.p2p,
                 on_sent=partial(self._on_sent, guard),
@@ -347,13 +333,13 @@ class Member:
             parts=self._parts,
             cache=facts.cache,
             on_other=self._again.set,
-            on_read=self._listen,
+            on_read=self._hearing.listen,
         )
         following = [watch.run(), self._follow_health(), self._self_test.hold()]
         following.append(self._self_test.run(self._ranked, self._adapters, self._put_targets))
         for worker, source in zip(self.workers, facts.sources, strict=False):
-            feed = self._feeds[worker]
-            following.append(self._parts.run_feed(source, feed, self._on_feed_action))
+            feed = self._hearing.feeds[worker]
+            following.append(self._parts.run_feed(source, feed, self._hearing.on_action))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._keep(work)) for work in following]
             await self._again.wait()
@@ -361,7 +347,7 @@ class Member:
                 task.cancel()
 
     def _ranked(self) -> list[tuple[WorkerId, WorkerFeed | None]]:
-        return [(worker, self._feeds.get(worker)) for worker in self.workers]
+        return [(worker, self._hearing.feeds.get(worker)) for worker in self.workers]
 
     def _adapters(self) -> tuple[str, ...]:
         return self._facts.adapters
@@ -376,33 +362,6 @@ class Member:
             self._parts.log.error("worker.follow_failed", cause=error, worker=self.spec.name)
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
             self._again.set()
-
-    def _on_feed_action(self, action: Action) -> None:
-        """What a feed says of the worker as a whole."""
-        log = self._parts.log
-        match action:
-            case FeedFailed():
-                # Nothing more will come: learn from our own routing instead (C103).
-                # What was learnt can no longer be corrected.
-                self.mode, self._reason = Mode.APPROXIMATE, action.reason
-                self._parts.directory.clear(action.worker)
-                self._put_target(action.worker)
-                log.warning("feed.failed", worker=action.worker, why=action.reason)
-            case FeedBlind():
-                self.mode, self._reason = Mode.BLIND, action.reason
-                log.warning("feed.blind", worker=action.worker, why=action.reason)
-            case FeedUntrusted():
-                feed = self._feeds.get(action.worker)
-                is_lost = feed is None or bool(feed.reason)  # else it just begins to learn
-                write = log.warning if is_lost else log.info
-                write("feed.untrusted", worker=action.worker, why=action.reason)
-            case FeedTrusted():
-                log.info("feed.trusted", worker=action.worker)
-            case WorkerRestarted():
-                log.info("worker.restarted", worker=action.worker)
-                self._self_test.renew()
-            case RequestReplay():
-                raise AssertionError("the runner carries out replays itself")
 
     async def _follow_health(self) -> None:
         """Takes the worker out, and has it asked anew when it answers well again."""
@@ -444,27 +403,6 @@ class Member:
         self._complain("worker.unhealthy")
         self._entries.set_unhealthy()
 
-    # -- silence ---------------------------------------------------------------------------------
-
-    def _note_answer(self, worker: WorkerId) -> None:
-        """A request ended well there: with blocks that we expect there, an event should come."""
-        feed = self._feeds.get(worker)
-        expected_blocks = self._parts.directory.predicted_count(worker) if feed else 0
-        if feed and self._silence.answered(feed, expected_blocks) and self.mode is Mode.EXACT:
-            self._parts.log.warning("worker.no_events", worker=worker)
-            self._set_mode(Mode.APPROXIMATE, NO_EVENTS)
-
-    def _listen(self) -> None:
-        """Exact again when the first batch came after all."""
-        if self._reason == NO_EVENTS and self._silence.is_over(self._feeds):
-            self._silence = Silence()
-            self._parts.log.info("worker.events_came", worker=self.spec.name)
-            self._set_mode(Mode.EXACT, _FOLLOWS)
-
-    def _set_mode(self, mode: Mode, reason: str) -> None:
-        self.mode, self._reason = mode, reason
-        self._put_targets()
-
     def _put_targets(self) -> None:
         told = self._self_test.told_block_tokens
         if told not in (None, self._block_tokens) and self.spec.block_tokens is None:
@@ -474,7 +412,7 @@ class Member:
             self._put_target(worker)
 
     def _degraded(self) -> tuple[str, ...]:
-        silent = ("events",) if self._reason == NO_EVENTS else ()
+        silent = ("events",) if self._hearing.is_silent else ()
         return (*silent, "load") if self._load.is_unknown else silent
 
     # -- breaker ---------------------------------------------------------------------------------
@@ -489,7 +427,7 @@ class Member:
         if guard is self._guard:
             match end:
                 case AttemptEnd.COMPLETE:
-                    self._note_answer(worker)
+                    self._hearing.answered(worker)
                 case AttemptEnd.WORKER_FAILED:
                     self._health.doubt()
                 case AttemptEnd.CLIENT_GONE:
