@@ -129,6 +129,39 @@ async def test_three_attempts_are_the_most_and_then_the_client_is_told() -> None
         assert [end[0] for end in gateway.picker.ends] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("body_bytes", [2, 60_000])
+def test_an_answer_cut_in_the_middle_is_asked_for_elsewhere_while_nothing_of_it_went_out(
+    body_bytes: int,
+) -> None:
+    """Answers with a length up to 64 KiB go out whole or not at all."""
+
+    @wire
+    async def scenario() -> None:
+        whole = json_answer(b"x" * body_bytes)
+
+        async def dies(served: Served) -> None:
+            await served.request()
+            for cut in (whole[:40], whole[40:-2], whole[-2:-1]):
+                await served.send(cut)
+                await asyncio.sleep(0.01)
+            served.reset()
+
+        async with (
+            worker(dies, "bad") as bad,
+            worker(answering(whole), "good") as good,
+            running(FixedPicker(bad, good)) as gateway,
+        ):
+            reply = await gateway.ask(post())
+            assert (reply.status, reply.is_whole, reply.body) == (200, True, b"x" * body_bytes)
+            await gateway.settled()
+            assert gateway.picker.ends == [(bad.name, FAILED, None), (good.name, COMPLETE, None)]
+            gateway.picker.workers = gateway.picker.workers[:1]
+            alone = await gateway.ask(post())
+            assert (alone.status, alone.error["code"]) == (502, "worker_lost")
+
+    scenario()
+
+
 @wire
 async def test_the_only_workers_own_503_passes_unchanged() -> None:
     async with worker(refuses_503) as w, running(FixedPicker(w)) as gateway:

@@ -17,26 +17,19 @@ from collections.abc import Callable
 
 from trunkline import observe
 from trunkline.core.records import WorkerId
-from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
+from trunkline.errors import GatewayError, WorkerLost
 from trunkline.gateway.answers import UNREADABLE, error_event
+from trunkline.gateway.attempt import Attempt
 from trunkline.gateway.choice import Choice
 from trunkline.gateway.contracts import AttemptEnd, ClientError, InferenceRequest, Pick, Route
 from trunkline.gateway.deadline import past
 from trunkline.gateway.framing import BrokenFraming
-from trunkline.gateway.head import AnswerHead, BrokenAnswer, final_head
+from trunkline.gateway.head import AnswerHead, BrokenAnswer
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
-from trunkline.gateway.phases import (
-    ANSWERING,
-    CONNECTING,
-    DONE,
-    PAUSING,
-    PICKING,
-    WAITING,
-    overdue,
-)
+from trunkline.gateway.phases import ANSWERING, DONE, PAUSING, PICKING, WAITING, Phase, overdue
 from trunkline.gateway.relay import REST, Relay, own_lines, rewrite
 from trunkline.gateway.retry import backoff_ms
-from trunkline.gateway.upstream import WorkerConnection, request_head
+from trunkline.gateway.upstream import WorkerConnection
 
 _RETRYABLE = frozenset({502, 503, 504})
 
@@ -45,10 +38,10 @@ class Exchange:
     """See the module. Worker connections call `received` and `lost`, the client's all the rest."""
 
     __slots__ = (
-        "_attempts", "_buffer", "_choice", "_client", "_first_error", "_has_answer_bytes",
-        "_has_first_token", "_has_moved", "_headers", "_held", "_is_link_reusable",
-        "_is_second_send", "_line", "_link", "_pause", "_phase", "_pick", "_relay", "_request",
-        "_started_ms", "_status", "_timed_from_s", "_tried", "_ttft_ms", "_worker",
+        "_attempt", "_attempts", "_choice", "_client", "_first_error", "_has_first_token",
+        "_has_moved", "_headers", "_held", "_is_link_reusable", "_line", "_link", "_pause",
+        "_phase", "_pick", "_relay", "_request", "_started_ms", "_status", "_timed_from_s",
+        "_tried", "_ttft_ms", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -62,20 +55,19 @@ class Exchange:
         self._client = client
         self._request = request
         self._headers = headers
-        self._phase = PICKING
+        self._phase: Phase = PICKING
         self._tried: frozenset[WorkerId] = frozenset()
         self._attempts = 0
         self._pick: Pick | None = None
         self._choice: Choice | None = None
         self._worker = ""
+        self._attempt: Attempt | None = None
+        """Until its answer has begun; from then on there is a link instead."""
         self._link: WorkerConnection | None = None
         self._held: tuple[WorkerConnection, AnswerHead, bytes] | None = None
         self._relay: Relay | None = None
-        self._buffer = b""
         self._pause: asyncio.TimerHandle | None = None
         self._first_error: GatewayError | None = None
-        self._is_second_send = False
-        self._has_answer_bytes = False
         self._is_link_reusable = False
         self._has_moved = False
         self._has_first_token = False
@@ -108,7 +100,7 @@ class Exchange:
             else:
                 self._choice = Choice(self._line, choice, self._chosen)
         except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
-            self._bug(error)
+            self.bug(error)
 
     def _chosen(self, outcome: Pick | Exception) -> None:
         """What came of a choice that took its time."""
@@ -119,9 +111,9 @@ class Exchange:
             elif isinstance(outcome, GatewayError | ValueError):
                 self._no_pick(outcome)
             else:
-                self._bug(outcome)
+                self.bug(outcome)
         except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
-            self._bug(error)
+            self.bug(error)
 
     def _drop_choice(self) -> None:
         choice, self._choice = self._choice, None
@@ -148,62 +140,79 @@ class Exchange:
         self._attempts += 1
         self._line.counters.attempts += 1
         self._tried |= {pick.worker}
-        self._is_second_send = False
-        link = self._line.pool.take(pick.endpoint)
-        if link is None:
-            self._connect(pick)
-        else:
-            self._send(link, pick)
-
-    def _connect(self, pick: Pick) -> None:
-        self._phase = CONNECTING
-        self._timed_from_s = self._line.now_s()
-        self._line.spawn(self._await_connection(pick))
-
-    async def _await_connection(self, pick: Pick) -> None:
-        try:
-            link = await self._line.pool.connect(pick.endpoint)
-            if self._pick is pick and self._phase is CONNECTING:
-                self._send(link, pick)
-            else:
-                link.release(is_reusable=True)
-        except (WorkerLost, WorkerTimeout) as error:
-            if self._pick is pick:
-                self._attempt_failed(error)
-        except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
-            self._bug(error)
-
-    def _send(self, link: WorkerConnection, pick: Pick) -> None:
-        if not self._line.is_current(self._request):
-            # It was salted under epochs that were raised while a connection was made.
-            link.release(is_reusable=True)
-            self._end_attempt(AttemptEnd.CLIENT_GONE, None)
-            self._tried -= {pick.worker}
-            self._next_attempt()
-            return
-        self._phase = WAITING
-        self._timed_from_s = self._line.now_s()
-        self._buffer = b""
-        self._has_answer_bytes = False
         self._has_first_token = False
-        self._link = link
-        link.attach(self)
-        link.send(request_head(self._request, self._headers, pick), pick.body)
-        if self._client.is_paused:
+        self._attempt = Attempt(self._line, self, self._client, self._request, self._headers, pick)
+        self._attempt.start()
+
+    # -- what an attempt tells -------------------------------------------------------------------
+
+    def stands_at(self, phase: Phase) -> None:
+        self._phase = phase
+        self._timed_from_s = self._line.now_s()
+
+    def overtaken(self) -> None:
+        """It was salted under epochs that were raised while a connection was made."""
+        assert self._pick is not None, "overtaken without an attempt"
+        self._attempt = None
+        self._tried -= {self._pick.worker}
+        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
+        self._next_attempt()
+
+    def objected(self, objection: GatewayError) -> None:
+        """Nothing of this attempt may go out any more. Where only reuse is in doubt and nothing has
+        gone out, it is computed anew without.
+        """
+        if self._relay is not None or not objection.retryable:
+            self._end_early(objection)
+            return
+        self._request.grant = self._request.grant.unshared()
+        if self._choice is not None:
+            self._drop_held()
+            return  # the choice is still to come, and will be made under this grant
+        self._drop_link()
+        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
+        self._retry_later()
+
+    def failed(self, error: GatewayError) -> None:
+        """Nothing of this attempt has reached the client."""
+        self._drop_link()
+        self._first_error = error
+        self._end_attempt(AttemptEnd.WORKER_FAILED, None)
+        if error.retryable and self._may_retry():
+            self._retry_later()
+        else:
+            self._refuse(error)
+
+    def headed(self, link: WorkerConnection, head: AnswerHead, body: bytes) -> None:
+        self._attempt = None
+        if head.pulled:
+            self._tell(self._pick, lambda pick: self._line.picker.pulled(pick, head.pulled))
+        if head.status in _RETRYABLE and self._may_retry():
+            # The worker's own words are kept: they are the answer if there is no other worker.
             link.pause()
+            self._held = (link, head, body)
+            self._first_error = WorkerLost(f"the worker answered {head.status}")
+            self._end_attempt(AttemptEnd.WORKER_FAILED, None)
+            self._retry_later()
+            return
+        self._answer(link, head, body)
+
+    def bug(self, error: Exception) -> None:
+        """An error that nobody foresaw ends this request alone, and with an answer."""
+        self._count_bug(error)
+        if self._phase is not DONE:
+            self._end_early(GatewayError("the gateway failed to serve this request"))
 
     # -- the worker's side -----------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:
-        """Bytes of the worker whose turn it is."""
+        """Bytes of the worker whose turn it is, behind the head of its answer."""
         relay = self._relay
         try:
             if (objection := self._line.objection(self._request)) is not None:
-                self._fence_off(objection)
+                self.objected(objection)
                 return
-            if relay is None:
-                self._receive_head(data)
-                return
+            assert relay is not None, "an answer that nobody passes on"
             self._has_moved = True
             if not self._has_first_token and (not relay.is_events or b"data:" in data):
                 self._first_token()
@@ -212,57 +221,17 @@ class Exchange:
         except (BrokenAnswer, BrokenFraming) as error:
             self._broken(WorkerLost(str(error)))
         except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
-            self._bug(error)
+            self.bug(error)
 
     def lost(self, error: Exception | None) -> None:
         """The worker's connection ended."""
-        link, self._link = self._link, None
-        if self._relay is not None:
-            if error is None and self._relay.end_of_worker():
-                self._answered()
-            else:
-                self._broken(WorkerLost("the worker went away in the middle of its answer"))
-            return
-        pick = self._pick
-        if link is None or pick is None:
+        if self._relay is None:
             return  # an answer that is held; `_answer` sees that the connection is gone
-        is_stale = link.uses > 1 and not self._has_answer_bytes
-        if is_stale and not self._is_second_send:
-            self._is_second_send = True
-            self._line.counters.stale_retries += 1
-            self._connect(pick)
-            return
-        self._attempt_failed(WorkerLost("the worker closed the connection without an answer"))
-
-    def _receive_head(self, data: bytes) -> None:
-        self._has_answer_bytes = True
-        raw = self._buffer + data if self._buffer else data
-        try:
-            found = final_head(raw)
-        except BrokenAnswer as error:
-            self._attempt_failed(WorkerLost(str(error)))
-            return
-        if found is None:
-            self._buffer = raw
+        self._link = None
+        if error is None and self._relay.end_of_worker():
+            self._answered()
         else:
-            self._has_head(*found)
-
-    def _has_head(self, head: AnswerHead, body: bytes) -> None:
-        link = self._link
-        assert link is not None, "a head without a connection"
-        self._buffer = b""
-        if head.pulled:
-            self._tell(self._pick, lambda pick: self._line.picker.pulled(pick, head.pulled))
-        if head.status in _RETRYABLE and self._may_retry():
-            # The worker's own words are kept: they are the answer if there is no other worker.
-            link.pause()
-            self._link = None
-            self._held = (link, head, body)
-            self._first_error = WorkerLost(f"the worker answered {head.status}")
-            self._end_attempt(AttemptEnd.WORKER_FAILED, None)
-            self._retry_later()
-            return
-        self._answer(link, head, body)
+            self._broken(WorkerLost("the worker went away in the middle of its answer"))
 
     def _answer(self, link: WorkerConnection, head: AnswerHead, body: bytes) -> None:
         client = self._client
@@ -279,7 +248,7 @@ class Exchange:
             is_over = relay.begin(out, body)
         except (BrokenAnswer, BrokenFraming) as error:
             self._relay = None  # nothing was written yet
-            self._attempt_failed(WorkerLost(str(error)))
+            self.failed(WorkerLost(str(error)))
             return
         if not relay.is_events or b"data:" in body:
             self._first_token()
@@ -307,16 +276,6 @@ class Exchange:
             self._count_bug(error)
 
     # -- ends ------------------------------------------------------------------------------------
-
-    def _attempt_failed(self, error: GatewayError) -> None:
-        """Nothing of this attempt has reached the client."""
-        self._drop_link()
-        self._first_error = error
-        self._end_attempt(AttemptEnd.WORKER_FAILED, None)
-        if error.retryable and self._may_retry():
-            self._retry_later()
-        else:
-            self._refuse(error)
 
     def _may_retry(self) -> bool:
         return self._line.may_retry(self._request, self._attempts)
@@ -370,34 +329,13 @@ class Exchange:
         objection = self._line.objection(self._request)
         if objection is None or self._phase is DONE:
             return False
-        self._fence_off(objection)
+        self.objected(objection)
         return True
-
-    def _fence_off(self, objection: GatewayError) -> None:
-        """Nothing of this attempt may go out any more. Where only reuse is in doubt and nothing has
-        gone out, it is computed anew without.
-        """
-        if self._relay is not None or not objection.retryable:
-            self._end_early(objection)
-            return
-        self._request.grant = self._request.grant.unshared()
-        if self._choice is not None:
-            self._drop_held()
-            return  # the choice is still to come, and will be made under this grant
-        self._drop_link()
-        self._end_attempt(AttemptEnd.CLIENT_GONE, None)
-        self._retry_later()
 
     def stop(self, error: GatewayError) -> None:
         """The gateway ends it: a shutdown whose grace is over."""
         if self._phase is not DONE:
             self._end_early(error)
-
-    def _bug(self, error: Exception) -> None:
-        """An error that nobody foresaw ends this request alone, and with an answer."""
-        self._count_bug(error)
-        if self._phase is not DONE:
-            self._end_early(GatewayError("the gateway failed to serve this request"))
 
     def _end_early(self, error: GatewayError) -> None:
         """End with an error that is not the worker's."""
@@ -448,6 +386,9 @@ class Exchange:
             self._pause.cancel()
             self._pause = None
         self._drop_held()
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.drop()
         link, self._link = self._link, None
         if link is not None:
             link.abort()
@@ -460,12 +401,12 @@ class Exchange:
     # -- the client's pace, and deadlines --------------------------------------------------------
 
     def pause_worker(self) -> None:
-        if self._link is not None:
-            self._link.pause()
+        if (source := self._attempt or self._link) is not None:
+            source.pause()
 
     def resume_worker(self) -> None:
-        if self._link is not None:
-            self._link.resume()
+        if (source := self._attempt or self._link) is not None:
+            source.resume()
 
     def check(self, now_s: float) -> None:
         """Called a few times a second: ends what waits for too long."""
@@ -493,4 +434,4 @@ class Exchange:
                 self._pause.cancel()
             self._next_attempt()
         else:
-            self._attempt_failed(error)
+            self.failed(error)

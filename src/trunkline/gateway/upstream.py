@@ -61,6 +61,11 @@ class WorkerConnection(asyncio.Protocol):
         self._sink = sink
         self.uses += 1
 
+    def hand_on(self, sink: AnswerSink) -> None:
+        """What comes from here on is for somebody else, in the same attempt."""
+        assert self._sink is not None, "handed on behind its end"
+        self._sink = sink
+
     def send(self, head: bytes, body: bytes) -> None:
         assert self.transport is not None, "sent before it was connected"
         if len(body) <= _JOINED_BYTES:

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from trunkline.core.sse import EventSplitter, EventTooLong
 from trunkline.replay.answer import Answer
 from trunkline.replay.records import Reply
-from trunkline.replay.sse import EventSplitter, EventTooLong
 
 MAX_IDLE_CONNECTIONS = 256
 

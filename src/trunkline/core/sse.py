@@ -1,7 +1,7 @@
 """Bytes of a server-sent event stream -> the data of its events, however they are cut.
 
 Lines may end in LF, CRLF or CR, even where a CRLF falls between two reads. Must never hold more
-than one event of bounded size. Read `client.py` next.
+than one event of bounded size. Read `gateway/journal.py` and `replay/client.py` for who asks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ class EventSplitter:
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._ended_in_cr = False
+        self._has_line = False
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether what was fed ends where an event ends: what follows is one of its own."""
+        return not self._rest and not self._has_line
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Data of the events that this chunk completes. Raises EventTooLong."""
@@ -41,6 +47,7 @@ class EventSplitter:
         return events
 
     def _line(self, line: bytes) -> bytes | None:
+        self._has_line = bool(line)
         if not line:
             if not self._data:
                 return None

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trunkline.core.sse import EventSplitter, EventTooLong
 from trunkline.replay.answer import Answer
-from trunkline.replay.sse import EventSplitter, EventTooLong
 
 STREAM = (
     b": a comment\ndata: one\n\n"
@@ -70,3 +70,19 @@ def test_usage_alone_is_no_first_token() -> None:
     answer.event(b'{"choices":[{"delta":{"content":"x"},"finish_reason":"stop"}]}', at_ms=4.0)
     assert answer.first_token_at_ms == 3.0
     assert answer.reply(5.0).text == "x"
+
+
+def test_it_is_between_events_behind_a_blank_line_alone() -> None:
+    splitter = EventSplitter()
+    for text, is_between in (
+        (b"", True),
+        (b"data: a\n", False),
+        (b"\n", True),
+        (b": a comment\n", False),
+        (b"\n", True),
+        (b"da", False),
+        (b"ta: b\r\n\r", True),
+        (b"\n", True),
+    ):
+        splitter.feed(text)
+        assert splitter.is_between_events is is_between, text
