@@ -7,14 +7,20 @@ start, as long as there were no more than it keeps; copies of a block are counte
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import zmq
-from vllm_engines import Engine
+from fleet import WAIT_S, Gateway, until
+from traffic import ids
+from vllm_engines import BLOCK_TOKENS, Engine
 
 WAIT_MS = 60_000
+LOOK_S = 0.2
 _END = b"\xff" * 8
 
 
@@ -115,3 +121,62 @@ def _salt(event: dict[str, object]) -> str | None:
     extras = event.get("extra_keys")
     first = extras[0] if isinstance(extras, list) else None
     return str(first[0]) if isinstance(first, list | tuple) and first else None
+
+
+# -- against the gateway ---------------------------------------------------------------------------
+
+
+def rank_of(gateway: Gateway, engine: Engine) -> dict[str, Any]:
+    """What the gateway says of the engine's cache."""
+    return gateway.workers()[engine.worker]["detail"]["ranks"][0]
+
+
+def salt_through(gateway: Gateway, engines: Sequence[Engine]) -> str:
+    """The salt of everybody's requests, found by a prompt that nobody sent before."""
+    prompt = ids(random.Random(time.monotonic_ns()), 2 * BLOCK_TOKENS)
+    answer = gateway.complete(prompt, max_tokens=1)
+    assert answer.status == 200, answer.response.text
+    engine = next(one for one in engines if one.worker == answer.worker)
+
+    def found() -> str | None:
+        blocks = held_by(engine).blocks.values()
+        run = tuple(prompt[:BLOCK_TOKENS])
+        return next((block.salt for block in blocks if block.tokens == run), None)
+
+    return until(found, "the engine tells of the prompt")
+
+
+def wait_true(gateway: Gateway, engines: Sequence[Engine], salt: str) -> None:
+    """Until nothing is in flight, no replay is open, and the gateway knows of each engine as many
+    blocks as it holds.
+    """
+    for engine in engines:
+        ends_at = time.monotonic() + WAIT_S
+        while True:
+            rank, theirs = rank_of(gateway, engine), held_by(engine).under(salt)
+            is_at_rest = rank["in_flight"] == 0 and rank["feed_state"] == "live"
+            if is_at_rest and rank["held_blocks"] == theirs:
+                break
+            assert time.monotonic() < ends_at, f"{engine.name} holds {theirs} blocks: {rank}"
+            time.sleep(LOOK_S)
+
+
+def assert_directory_is_true(
+    gateway: Gateway, engines: Sequence[Engine], salt: str, prompts: Sequence[Sequence[int]]
+) -> int:
+    """The gateway knows as many blocks as each engine holds, and of each prompt expects just what
+    each engine has of it, and what it reuses; how many tokens were compared.
+    """
+    compared = 0
+    for prompt in prompts:
+        wait_true(gateway, engines, salt)
+        truth = {e.worker: held_by(e).leading_tokens(prompt, salt) for e in engines}
+        answer = gateway.complete(list(prompt), max_tokens=1)
+        assert answer.status == 200, answer.response.text
+        decision = gateway.admin(f"/decisions/{answer.response.headers['x-request-id']}").json()
+        known = {row["worker"]: row["matched_tokens"] for row in decision["candidates"]}
+        assert known == truth
+        assert answer.cached == truth[answer.worker]
+        compared += sum(truth.values())
+    wait_true(gateway, engines, salt)
+    return compared
