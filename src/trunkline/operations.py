@@ -280,6 +280,8 @@ class Operations:
         return WorkerRow(
             worker=view.name,
             is_healthy=bool(view.ranks) and view.exclusion is None,
+            model=view.model_id,
+            engine=view.engine.value,
             is_degraded=bool(view.degraded),
             is_misaligned=bool(view.check.examination and view.check.examination.is_wrong),
             is_leaking=bool(view.check.examination and view.check.examination.leaks),

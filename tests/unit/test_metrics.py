@@ -62,6 +62,8 @@ def test_a_worker_has_all_its_series_in_base_units() -> None:
     row = WorkerRow(
         worker="w1",
         is_healthy=True,
+        model="m",
+        engine="vllm",
         breaker=2,
         requests_active=3,
         queue_ms=1_500.0,
@@ -70,6 +72,7 @@ def test_a_worker_has_all_its_series_in_base_units() -> None:
         is_stream_untrusted=True,
     )
     page = scraped(Workers(row))
+    assert page["worker_info", ("vllm", "m", "w1")] == 1
     assert page["worker_health", ("w1",)] == 1
     assert page["worker_cb_state", ("w1",)] == 2
     assert page["worker_requests_active", ("w1",)] == 3

@@ -113,9 +113,9 @@ class Tenants:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
 
-    def caller(self, tenant: str, user: str = "") -> Caller:
+    def caller(self, tenant: str, user: str = "", **more: Any) -> Caller:
         """A new key; the tenant is made where it is not there."""
-        body = {"tenant": tenant, "create_tenant": True, "user": user}
+        body = {"tenant": tenant, "create_tenant": True, "user": user, **more}
         made = until(lambda: self._granted("/keys", body), "the audit log takes it")
         assert made.status_code == 201, made.text
         return Caller(gateway=self.gateway, key=made.json()["key"])

@@ -63,10 +63,13 @@ def _histogram(name: str, sentence: str, *labels: str) -> Family:
     return Family(name=name, kind=Kind.HISTOGRAM, sentence=sentence, labels=labels)
 
 
+# Workers are ours, not the client's: a fleet of 1,000 with ranks must show each of them.
+_MOST_WORKERS = 16_384
+
+
 def _worker(kind: Kind, name: str, sentence: str) -> Family:
-    # Workers are ours, not the client's: a fleet of 1,000 with ranks must show each of them.
     labels = ("worker",)
-    return Family(name=name, kind=kind, sentence=sentence, labels=labels, max_series=16_384)
+    return Family(name=name, kind=kind, sentence=sentence, labels=labels, max_series=_MOST_WORKERS)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -121,6 +124,13 @@ FAMILIES: Mapping[str, Family] = {
         _counter("pulled_wrong_bytes_total", "Pulls that ended at bytes which failed their check."),
         _counter("unheeded_pulls_total", "Pulls that a worker took no notice of."),
         _gauge("workers_ignoring_pulls", "Workers that took no notice of several in a row."),
+        Family(
+            name="worker_info",
+            kind=Kind.GAUGE,
+            sentence="Always 1: what a worker serves, and on what.",
+            labels=("worker", "model", "engine"),
+            max_series=_MOST_WORKERS,
+        ),
         _worker(Kind.GAUGE, "worker_health", "1 if the worker may be chosen."),
         _worker(Kind.GAUGE, "worker_degraded", "1 if it tells no load, or sends no events."),
         _worker(Kind.GAUGE, "worker_misaligned", "1 if its self-test found something wrong."),
@@ -195,6 +205,9 @@ class WorkerRow:
 
     worker: str
     is_healthy: bool
+    model: str = ""
+    engine: str = ""
+    """Empty where it has not said."""
     breaker: int = 0
     requests_active: int = 0
     queue_ms: float = 0.0
@@ -209,6 +222,7 @@ class WorkerRow:
 
     def samples(self) -> Iterator[Sample]:
         labels = (self.worker,)
+        yield Sample("worker_info", 1, (self.worker, self.model, self.engine))
         yield Sample("worker_health", int(self.is_healthy), labels)
         yield Sample("worker_degraded", int(self.is_degraded), labels)
         yield Sample("worker_misaligned", int(self.is_misaligned), labels)
