@@ -71,7 +71,7 @@ ENGINE = "connectors/vllm.py"
 THIRD_PARTY = {
     *("uvloop", "httptools", "msgspec", "fastokens", "tokenizers", "jinja2", "zmq"),
     *("prometheus_client", "starlette", "uvicorn", "matplotlib", "xxhash", "cryptography"),
-    "jwt",
+    *("jwt", "nats"),
 }
 NAMES_ADAPTERS = {"wiring.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py", ENGINE}
 ENGINES = {"vllm", "torch", "huggingface_hub"}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trunkline.adapters.durable import sync_directory
-from trunkline.ports.store import StoreBroken, StoreConflict, StoreDown, StoreTaken
+from trunkline.ports.store import StoreBroken, StoreConflict, StoreDown, StoreTaken, Tip
 
 APPLICATION_ID = 0x74726B6C  # "trkl"
 SCHEMA_VERSION = 1
@@ -87,6 +87,14 @@ class SqliteStore:
     async def high_water(self) -> int:
         return await self._on_thread(self._log.high_water)
 
+    async def tip(self) -> Tip:
+        rev, digest = await self._on_thread(self._log.head)
+        return Tip(rev=rev, digest=digest)
+
+    async def digest_at(self, rev: int) -> bytes:
+        """The digest of the log up to a revision that is there."""
+        return await self._on_thread(lambda: self._log.digest_at(rev))
+
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._log.close)
         self._thread.shutdown(wait=False)
@@ -141,7 +149,7 @@ class SqliteLog:
             rev, digest = self._newest()
             if rev != expected_rev:
                 raise StoreConflict(rev)
-            row = (rev + 1, record, _chained(digest, rev + 1, record))
+            row = (rev + 1, record, chained(digest, rev + 1, record))
             self._database.execute("INSERT INTO log VALUES (?, ?, ?)", row)
             self._commit()
         except BaseException:
@@ -161,6 +169,14 @@ class SqliteLog:
         """The newest revision and the digest of the log up to it."""
         self.settle()
         return self._newest()
+
+    def digest_at(self, rev: int) -> bytes:
+        self.settle()
+        query = "SELECT digest FROM log WHERE rev = ?"
+        row: tuple[bytes] | None = self._database.execute(query, (rev,)).fetchone()
+        if row is None:
+            return b""
+        return row[0]
 
     def settle(self) -> None:
         """Open the file again where it is in doubt. Raises StoreDown while that cannot be done."""
@@ -187,9 +203,7 @@ class SqliteLog:
         rev, digest = mark
         if rev > head:
             return rev
-        query = "SELECT digest FROM log WHERE rev = ?"
-        row: tuple[bytes] | None = self._database.execute(query, (rev,)).fetchone()
-        is_ours = rev == 0 or (row is not None and row[0] == digest)
+        is_ours = rev == 0 or self.digest_at(rev) == digest
         return head if is_ours else head + 1
 
     def close(self) -> None:
@@ -246,7 +260,7 @@ class SqliteLog:
         for rev, record, kept in self._database.execute("SELECT * FROM log ORDER BY rev"):
             if rev != wanted:
                 raise StoreBroken(f"{self.path}: revision {wanted} is missing")
-            digest = _chained(digest, rev, record)
+            digest = chained(digest, rev, record)
             if digest != kept:
                 raise StoreBroken(f"{self.path}: revision {rev} was changed behind our back")
             wanted += 1
@@ -348,7 +362,8 @@ def _close(database: sqlite3.Connection | None) -> None:
         database.close()
 
 
-def _chained(previous: bytes, rev: int, record: bytes) -> bytes:
+def chained(previous: bytes, rev: int, record: bytes) -> bytes:
+    """The digest of a log up to `rev`, from the digest before it and the record."""
     return hashlib.blake2b(
         previous + rev.to_bytes(8, "big") + record, digest_size=32, person=b"registry-log"
     ).digest()

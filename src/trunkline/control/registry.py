@@ -1,8 +1,9 @@
 """The registry: the one log of who exists, who may what, and which epochs hold.
 
-One writer. A change is checked against the book, made durable in the store, and only then becomes
-part of the book that everybody reads; subscribers hear of it in order. A write whose end is unknown
-is looked up before anything else is written. A log that is behind what it once acknowledged was
+One process writes, or several that share a log, behind one another. A change is checked against the
+book, made durable in the store, and only then becomes part of the book that everybody reads;
+subscribers hear of it in order. A write whose end is unknown is looked up before anything else is
+written. A log that is behind what it once acknowledged was
 restored from a backup: loading fills it up and raises the fleet's epoch, so that no block of the
 lost time can be named. Must never: show a change that is not durable. Read `ledger.py` next.
 """
@@ -41,7 +42,8 @@ MAX_SUBSCRIBERS = 64
 MAX_LOST_REVISIONS = 100_000
 """More between a backup and what was acknowledged is no backup of this log."""
 
-_ATTEMPTS = 3
+_ATTEMPTS = 8
+"""Of one commit, against gateways that write to the same log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,13 @@ class Registry:
         finally:
             self._waiting -= 1
 
+    async def catch_up(self) -> None:
+        """Take in what another gateway wrote to a shared log. Raises RegistryDown, RegistryBroken
+        for what does not fit.
+        """
+        async with self._lock:
+            await unbroken(self._settle())
+
     async def entries(self, after_rev: int, limit: int) -> list[tuple[int, Entry]]:
         """Durable changes behind a revision, from the log itself. Raises RegistryDown."""
         try:
@@ -227,8 +236,10 @@ class Registry:
                 _replayed(draft, rev, entry)
                 is_unfinished = isinstance(entry.change, RevisionLost)
         self._book = draft.book()
-        head = await self._store.head()
-        if head != self.rev:
+        replayed_rev, head = self.rev, await self._store.head()
+        if head > replayed_rev:  # a gateway that shares the log has written to it since
+            await self._settle()
+        if not replayed_rev <= head <= self.rev:
             raise RegistryBroken(f"the registry's log ends at {self.rev}, its head is {head}")
         return is_unfinished
 
