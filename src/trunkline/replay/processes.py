@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -152,14 +152,15 @@ class ProcessFleets:
             self._workers = []
             self._workers = await _start_workers(plan, admin_port, self._link_words(plan))
             self._plan = plan
-        words = _gateway_words(plan, self._workers, admin_port) + self._link_words(plan)
+        worker_urls = {child.name: str(child.ready["url"]) for child in self._workers}
+        words = gateway_words(plan, worker_urls.values(), admin_port) + self._link_words(plan)
         words += ["--max-copies", str(plan.max_copies)]
         gateway = await start_child("gateway", words)
         self._gateways.append(gateway)
         await gateway.wait_ready()
         fleet = ProcessFleet(
             gateway=gateway,
-            workers=self._workers,
+            worker_urls=worker_urls,
             fetch=self._fetch,
             decode=self._decode,
             vocab_size=self._vocab_size,
@@ -183,12 +184,13 @@ class ProcessFleet:
         self,
         *,
         gateway: Child,
-        workers: Sequence[Child],
+        worker_urls: Mapping[str, str],
         fetch: Fetch,
-        decode: Decode,
+        decode: Decode | None,
         vocab_size: int,
         token_bytes: int,
     ) -> None:
+        """`worker_urls` are those of the workers by the names that the report calls them."""
         self.target_urls: Sequence[str] = [gateway.ready["url"]]
         self.admin_url: str = gateway.ready["admin_url"]
         self.api_key = ""
@@ -196,7 +198,7 @@ class ProcessFleet:
         self.vocab_size = vocab_size
         self.decode: Decode | None = decode
         self._gateway = gateway
-        self._workers = workers
+        self._worker_urls = worker_urls
         self._fetch = fetch
         self._token_bytes = token_bytes
         self._before: dict[str, float] = {}
@@ -255,15 +257,15 @@ class ProcessFleet:
     async def _work(self) -> tuple[dict[str, float], float]:
         """Tokens that each worker computed so far, and KV bytes that they pulled."""
         pages = await asyncio.gather(
-            *(self._ask(worker.ready["url"], "/metrics") for worker in self._workers)
+            *(self._ask(url, "/metrics") for url in self._worker_urls.values())
         )
         computed: dict[str, float] = {}
         moved_bytes = 0.0
-        for worker, (_, page) in zip(self._workers, pages, strict=True):
-            computed[worker.name] = 0.0
+        for name, (_, page) in zip(self._worker_urls, pages, strict=True):
+            computed[name] = 0.0
             for sample in parse_metrics(page.decode()):
                 if sample.name == _COMPUTED and sample.label("source") == "local_compute":
-                    computed[worker.name] += sample.value
+                    computed[name] += sample.value
                 elif sample.name == _PULLED and sample.label("direction") == "in":
                     moved_bytes += sample.value
         return computed, moved_bytes
@@ -326,11 +328,12 @@ async def _start_workers(
     return children
 
 
-def _gateway_words(plan: FleetPlan, workers: Sequence[Child], admin_port: int) -> list[str]:
+def gateway_words(plan: FleetPlan, worker_urls: Iterable[str], admin_port: int) -> list[str]:
+    """The plan's gateway as a command line."""
     return [
         "serve",
         "--worker-urls",
-        *(worker.ready["url"] for worker in workers),
+        *worker_urls,
         *("--port", str(plan.port)),
         *("--admin-port", str(admin_port)),
         *("--policy", plan.policy),
