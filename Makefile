@@ -13,7 +13,7 @@ ARGS  ?=
 
 NATIVE_SOURCES := $(wildcard src/trunkline/native/cpp/*)
 
-.PHONY: help setup check format test test-vllm models nightly serve demo bench sim golden docs clean
+.PHONY: help setup check format test test-vllm models nightly serve demo demo-vllm bench sim golden docs clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -73,6 +73,9 @@ serve: $(STAMP) ## A gateway with simulated workers on this machine, until Ctrl-
 
 demo: $(STAMP) ## The tour: what the gateway does, on simulated workers
 	$(BIN)/trunkline demo $(ARGS)
+
+demo-vllm: $(STAMP) ## A short replay before two real vLLM engines on the CPU, in .venv-vllm or where VLLM_PYTHON says
+	$(BIN)/python tools/vllm_demo.py $(ARGS)
 
 bench: $(STAMP) ## Every published number; JSON=1 writes out/bench/*.json; fails at the end if a bar was missed
 	@mkdir -p out/bench
