@@ -30,6 +30,7 @@ from trunkline.adapters.clock import SystemClock
 from trunkline.assembly import Core
 from trunkline.config import Config
 from trunkline.core.fleet import WorkerState
+from trunkline.core.overload import Priority
 from trunkline.core.records import WorkerId
 from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import (
@@ -60,6 +61,7 @@ class Policy:
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     weight: float = 1.0
+    priority: Priority = Priority.NORMAL
 
 
 def fleet() -> Core:

@@ -215,6 +215,7 @@ class Administration:
             cache_floor_bytes=policy.cache_floor_bytes,
             cache_cap_bytes=policy.cache_cap_bytes,
             weight=policy.weight,
+            priority=policy.priority.value,
         )
         return _done(await self._commit(call, change), f"tenant/{name}")
 

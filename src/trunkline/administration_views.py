@@ -59,6 +59,7 @@ def tenant_view(book: Book, tenant: Tenant) -> TenantView:
             cache_floor_bytes=tenant.quota.cache_floor_bytes,
             cache_cap_bytes=tenant.quota.cache_cap_bytes,
             weight=tenant.quota.weight,
+            priority=tenant.quota.priority,
         ),
     )
 

@@ -165,6 +165,32 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """How long requests wait for a worker with room, and when too many do."""
+
+    queue_size: int = setting(
+        8_192,
+        "Most requests that wait, a quarter of them of one tenant; further ones are answered 429.",
+        unit="requests",
+        low=4,
+        high=1_000_000,
+    )
+    queue_timeout_secs: float = setting(
+        60.0, "Who has waited so long is answered 429.", low=0.01, high=86_400.0
+    )
+    queue_target_ms: float = setting(
+        500.0,
+        "Where the wait stays above this for an interval, the fleet is overloaded: requests that "
+        "would wait longer are answered 429 as they come. 0 takes no wait for overload.",
+        low=0.0,
+        high=600_000.0,
+    )
+    queue_interval_ms: float = setting(
+        2_000.0, "How long a wait is taken for a burst.", low=10.0, high=600_000.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamConfig:
     """How workers are connected to and waited for."""
 
@@ -444,6 +470,7 @@ class Config:
     listen: ListenConfig = field(default_factory=ListenConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)

@@ -21,6 +21,7 @@ from trunkline.errand_side import PullTest, errands_of, examiner_of, warmers_of
 from trunkline.gateway.by_model import ByModel
 from trunkline.gateway.contracts import Picker
 from trunkline.gateway.errands import Errands
+from trunkline.gateway.fair_line import LineLimits
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
@@ -73,7 +74,7 @@ def half_of(
             authority.tenants,
             renew=authority.tenancy.renew,
             errands=errands,
-            max_wait_ms=0.95 * config.upstream.first_byte_timeout_ms,
+            limits=_line_limits(config),
             log=log,
         )
     return Half(
@@ -83,6 +84,19 @@ def half_of(
         side=side,
         pull_test=PullTest(core, clock, authority, errands, draw, log),
         log=log,
+    )
+
+
+def _line_limits(config: Config) -> LineLimits:
+    queue = config.queue
+    # Who waits longer for a turn is refused before the data plane ends it.
+    most_ms = 0.95 * config.upstream.first_byte_timeout_ms
+    return LineLimits(
+        max_waiting=queue.queue_size,
+        max_waiting_per_tenant=queue.queue_size // 4,
+        max_wait_ms=min(queue.queue_timeout_secs * 1_000.0, most_ms),
+        target_ms=queue.queue_target_ms,
+        interval_ms=queue.queue_interval_ms,
     )
 
 

@@ -59,8 +59,6 @@ FOREIGN: Mapping[str, str] = {
     "max_tree_size": _NO_TREE,
     "request_timeout_secs": "an answer has no total limit: "
     "use --first-byte-timeout-ms and --stream-idle-timeout-ms",
-    "queue_size": "there is no queue to size: use --max-concurrent-requests",
-    "queue_timeout_secs": "requests are refused at once, not queued: use --max-concurrent-requests",
     "retry_backoff_multiplier": "the pause doubles, jittered: use --retry-max-backoff-ms",
     "retry_jitter_factor": "the pause is always jittered: remove it",
     "routing_logic": "use --policy",

@@ -207,7 +207,7 @@ def _wanted_policy(arguments: argparse.Namespace) -> Json:
     }
     for name, text in given.items():
         flag = "--" + name.replace("_", "-")
-        if name in ("scope", "shared"):
+        if name in ("scope", "shared", "priority"):
             continue
         if text == "none" and name in ("weight", "cache_floor_bytes"):
             raise ConfigError(f"{flag} takes a number, not none")
@@ -222,7 +222,7 @@ def _wanted_policy(arguments: argparse.Namespace) -> Json:
 
 _POLICY_FIELDS = (
     *("scope", "shared", "requests_per_s", "tokens_per_s"),
-    *("cache_floor_bytes", "cache_cap_bytes", "weight"),
+    *("cache_floor_bytes", "cache_cap_bytes", "weight", "priority"),
 )
 
 

@@ -171,6 +171,11 @@ def _tenants_policy(parser: argparse.ArgumentParser) -> None:
         help="the most of each worker's cache, in the same way; `none` lifts it",
     )
     add("--weight", metavar="N", help="its share where requests queue, up to 1000 [1]")
+    add(
+        "--priority",
+        choices=("low", "normal", "high"),
+        help="who is refused first while the fleet is overloaded [normal]",
+    )
     _reason(parser)
 
 

@@ -28,10 +28,9 @@ class TenantSide:
         *,
         renew: Callable[[InferenceRequest], None],
         errands: Errands,
-        max_wait_ms: float,
+        limits: LineLimits,
         log: EventLog,
     ) -> None:
-        """`max_wait_ms`: who waits longer for a turn is refused, before the data plane ends it."""
         publics = core.namespaces.publics
         assert publics is not None, "the authority knows the fleet"
         self._namespaces = core.namespaces
@@ -40,7 +39,7 @@ class TenantSide:
             core.picker,
             fleet=core.fleet,
             clock=tenants.clock,
-            limits=LineLimits(max_wait_ms=max_wait_ms),
+            limits=limits,
             allowance=tenants.allowance,
             renew=renew,
         )
@@ -64,6 +63,9 @@ class TenantSide:
         yield Sample("line_ended_total", line.accounts.refused, ("refused",))
         yield Sample("line_ended_total", line.accounts.timed_out, ("timed-out",))
         yield Sample("line_ended_total", line.accounts.left, ("client-gone",))
+        for priority, count in line.accounts.shed.items():
+            yield Sample("line_shed_total", count, (priority.value,))
+        yield Sample("line_overloaded", float(line.is_overloaded))
         yield Sample("line_waited_seconds_total", line.accounts.waited_ms / 1_000.0)
         yield Sample("namespaces_active", len(self._namespaces))
         yield Sample("public_prefixes_active", len(self._publics))

@@ -17,9 +17,11 @@ from picker_bench import COMPLETE, Bench, request
 from trunkline.core.cost import CostModel
 from trunkline.core.epochs import EpochTable, domain_of
 from trunkline.core.identity import Epochs, Scope, ScopeKind
+from trunkline.core.overload import Priority
 from trunkline.core.principals import Principal
 from trunkline.core.profiles import profile_named
 from trunkline.core.records import WorkerId
+from trunkline.errors import Busy
 from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import OPEN_GRANT, Grant, InferenceRequest, Pick
 from trunkline.gateway.fair_line import FairPicker, LineLimits
@@ -46,6 +48,7 @@ class Policy:
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     weight: float = 1.0
+    priority: Priority = Priority.NORMAL
 
 
 def grant(tenant: str) -> Grant:
@@ -140,6 +143,8 @@ class Served:
     sent_ms: float = math.nan
     begun_ms: float = math.nan
     """First byte."""
+    refused_ms: float = math.nan
+    error: Busy | None = None
     uncached_tokens: int = 0
     task: asyncio.Task[None] | None = None
 
@@ -170,33 +175,43 @@ class World(Desk):
         """A request that will come at a time."""
         served = Served(tenant=tenant, came_ms=at_ms)
         self.served.append(served)
-        self._at(at_ms, lambda: self._come(served, asks(tenant, prompt)))
+        self.at(at_ms, lambda: self._come(served, asks(tenant, prompt)))
         return served
 
     async def run(self) -> None:
         """To the end of all events."""
         while self._events or self.timers.due:
             for delay_s, work in self.timers.due:
-                self._at(self.bench.clock.ms + delay_s * 1_000.0, work)
+                self.at(self.bench.clock.ms + delay_s * 1_000.0, work)
             self.timers.due.clear()
             at_ms, _, work = heapq.heappop(self._events)
             self.bench.clock.ms = max(self.bench.clock.ms, at_ms)
             work()
             await turns()
 
-    def _at(self, at_ms: float, work: Callable[[], None]) -> None:
+    def at(self, at_ms: float, work: Callable[[], None]) -> None:
         self._count += 1
         heapq.heappush(self._events, (at_ms, self._count, work))
 
     def _come(self, served: Served, asked: InferenceRequest) -> None:
-        choice = self.front.pick(asked, NEVER)
+        try:
+            choice = self.front.pick(asked, NEVER)
+        except Busy as error:
+            self._refused(served, error)
+            return
         if isinstance(choice, Pick):
             self._sent(served, choice)
         else:
             served.task = asyncio.ensure_future(self._go_later(served, choice))
 
     async def _go_later(self, served: Served, choice: Awaitable[Pick]) -> None:
-        self._sent(served, await choice)
+        try:
+            self._sent(served, await choice)
+        except Busy as error:
+            self._refused(served, error)
+
+    def _refused(self, served: Served, error: Busy) -> None:
+        served.refused_ms, served.error = self.bench.clock.ms, error
 
     def _sent(self, served: Served, pick: Pick) -> None:
         now_ms = self.bench.clock.ms
@@ -207,7 +222,7 @@ class World(Desk):
         start_ms = max(now_ms, self._free_at_ms[pick.worker])
         end_ms = start_ms + COST.prefill_ms(served.uncached_tokens, decision.matched_tokens)
         self._free_at_ms[pick.worker] = end_ms
-        self._at(end_ms, lambda: self._begun(served, pick))
+        self.at(end_ms, lambda: self._begun(served, pick))
 
     def _begun(self, served: Served, pick: Pick) -> None:
         served.begun_ms = self.bench.clock.ms

@@ -222,7 +222,7 @@ def test_a_turn_of_the_loop_sends_a_bounded_number_and_the_next_one_goes_on() ->
 
 def test_a_tenant_with_as_many_waiting_as_it_may_is_told_when_to_come_again() -> None:
     async def run() -> None:
-        desk = Desk(W0, room_ms=1.0, max_waiting_per_tenant=2)
+        desk = Desk(W0, room_ms=1.0, max_waiting_per_tenant=2, target_ms=0.0)
         desk.policies["a"] = Policy(tokens_per_s=10_000.0)
         desk.pick(asks("z", fresh(1)))
         tasks = [await desk.wait(asks("a", fresh(n))) for n in (2, 3)]

@@ -30,6 +30,7 @@ from hand_clock import HandClock
 from trunkline.config import UpstreamConfig
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.overload import Priority
 from trunkline.core.principals import Principal
 from trunkline.core.records import Instant, Slot, WorkerId
 from trunkline.gateway.allowance import Allowance
@@ -46,6 +47,7 @@ class Policy:
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     weight: float = 1.0
+    priority: Priority = Priority.NORMAL
 
 
 class BookedPicker(FixedPicker):
@@ -274,7 +276,7 @@ async def test_a_full_line_is_429_with_a_time_to_come_again() -> None:
     go_on = asyncio.Event()
     async with (
         worker(in_two(b"", go_on, json_answer())) as w,
-        standing(w, max_waiting_per_tenant=2) as stand,
+        standing(w, max_waiting_per_tenant=2, target_ms=0.0) as stand,
     ):
         first = asyncio.ensure_future(stand.ask("a"))
         await stand.books.begun.wait()

@@ -89,12 +89,14 @@ def test_sharing_in_an_organisation_needs_both_sides(port: TenantPort) -> None:
 def test_a_policy_is_set_as_a_whole(port: TenantPort) -> None:
     port.operator.post("/tenants", json={"name": "acme"})
     limits = {"requests_per_s": 5.0, "cache_floor_bytes": 10, "cache_cap_bytes": 20, "weight": 2.0}
+    limits |= {"priority": "high"}
     port.operator.put("/tenants/acme/policy", json=limits)
     policy = port.operator.get("/tenants").json()["tenants"][0]["policy"]
     assert {name: policy[name] for name in limits} == limits
     port.operator.put("/tenants/acme/policy", json={})
     policy = port.operator.get("/tenants").json()["tenants"][0]["policy"]
     assert (policy["requests_per_s"], policy["cache_cap_bytes"]) == (None, None)
+    assert policy["priority"] == "normal"
     wrong = port.operator.put(
         "/tenants/acme/policy", json={"cache_floor_bytes": 2, "cache_cap_bytes": 1}
     )

@@ -32,6 +32,7 @@ ROWS: list[tuple[str, str, Any]] = [
     *(("PUT", "/orgs/acme/policy", body) for body in ({}, {"shared": 1}, {"shared": None})),
     *(("PUT", "/tenants/acme/policy", {"scope": s}) for s in ("public", "all", 1, None, "")),
     *(("PUT", "/tenants/acme/policy", {"weight": w}) for w in (0, -1, 1_001, "1", None)),
+    *(("PUT", "/tenants/acme/policy", {"priority": p}) for p in ("", "urgent", 1, None)),
     *(("PUT", "/tenants/acme/policy", {"requests_per_s": r}) for r in (0, -1, 1e13, "5")),
     *(("PUT", "/tenants/acme/policy", {"tokens_per_s": r}) for r in (0, -0.1, True)),
     *(("PUT", "/tenants/acme/policy", {"cache_cap_bytes": b}) for b in (-1, 1.5, 2**54)),

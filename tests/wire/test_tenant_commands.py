@@ -146,14 +146,14 @@ def test_a_policy_flag_leaves_the_others_as_they_are(shell: Shell) -> None:
 def test_a_policy_without_flags_is_shown_and_nothing_is_written(shell: Shell) -> None:
     shell.said("tenants", "add", "acme")
     words = ["--cache-cap-bytes", "1.5GiB", "--cache-floor-bytes", "512MB", "--weight", "2"]
-    shell.said("tenants", "policy", "acme", *words)
+    shell.said("tenants", "policy", "acme", *words, "--priority", "low")
     rev = shell.port.registry.book.rev
     page = shell.said("tenants", "policy", "acme").splitlines()
     assert page[0] == "tenant/acme of org/acme, active"
     assert [line.split() for line in page[1:]] == [
         *(["scope", "tenant"], ["shared", "no"], ["requests-per-s", "none"]),
         *(["tokens-per-s", "none"], ["cache-floor-bytes", "512000000"]),
-        *(["cache-cap-bytes", "1610612736"], ["weight", "2"]),
+        *(["cache-cap-bytes", "1610612736"], ["weight", "2"], ["priority", "low"]),
     ]
     assert shell.json("tenants", "policy", "acme")["policy"]["weight"] == 2.0
     assert shell.port.registry.book.rev == rev

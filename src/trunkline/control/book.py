@@ -15,6 +15,7 @@ from trunkline.control.changes import TenantPolicySet
 from trunkline.core.credentials import KeyBook, KeyRecord
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.identity import ScopeKind
+from trunkline.core.overload import Priority
 from trunkline.core.publics import MAX_BOOK_TOKENS, MAX_PREFIXES, has_ended
 from trunkline.errors import UnknownName
 
@@ -62,6 +63,7 @@ class Quota:
     cache_floor_bytes: int = 0
     cache_cap_bytes: int | None = None
     weight: float = 1.0
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,4 +236,5 @@ def quota_of(policy: TenantPolicySet) -> Quota:
         cache_floor_bytes=policy.cache_floor_bytes,
         cache_cap_bytes=cap_bytes,
         weight=policy.weight,
+        priority=Priority(policy.priority),
     )

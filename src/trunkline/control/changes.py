@@ -93,6 +93,7 @@ class TenantPolicySet(
     cache_floor_bytes: Count = 0
     cache_cap_bytes: Count | None = None
     weight: Annotated[float, Meta(gt=0, le=1_000)] = 1.0
+    priority: Literal["low", "normal", "high"] = "normal"
 
 
 class KeyAdded(

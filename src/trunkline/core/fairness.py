@@ -69,6 +69,8 @@ class FairQueue(Generic[Item]):
         self._virtual = 0.0
         self._turn = 0
         self._count = 0
+        self._weights = 0.0
+        """Sum over the tenants that wait for something."""
         self._tenants: dict[str, _Tenant[Item]] = {}
         self._resting_count = 0
         self._heads: list[tuple[float, int, _Tenant[Item]]] = []
@@ -96,6 +98,13 @@ class FairQueue(Generic[Item]):
         state = self._tenants.get(tenant)
         return 0 if state is None else len(state.entries)
 
+    def ahead_of(self, tenant: str, weight: float) -> float:
+        """About how many entries would go before one that this tenant added now, were all alike."""
+        state = self._tenants.get(tenant)
+        depth = 0 if state is None else len(state.entries)
+        others = self._weights - (state.weight if state is not None and depth else 0.0)
+        return min(depth + (depth + 1) * max(others, 0.0) / weight, float(self._count))
+
     def add(
         self, tenant: str, cost_tokens: float, item: Item, *, weight: float = 1.0
     ) -> Added[Item] | Full:
@@ -119,6 +128,7 @@ class FairQueue(Generic[Item]):
             state = self._tenants[tenant] = _Tenant(name=tenant)
         elif not state.entries:
             self._resting_count -= 1
+        self._weights += weight - (state.weight if state.entries else 0.0)
         state.weight = weight
         state.entries[entry] = None
         self._count += 1
@@ -226,6 +236,9 @@ class FairQueue(Generic[Item]):
         self._by_depth[old_depth].pop(state.name, None)
         if depth:
             self._by_depth[depth][state.name] = None
+        else:
+            # Sums of floats drift; of nobody it is exactly 0.
+            self._weights = self._weights - state.weight if self._count else 0.0
         self._deepest = max(self._deepest, depth)
         if self._deepest and not self._by_depth[self._deepest]:
             self._deepest -= 1

@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from trunkline.core.audit import Kind
 from trunkline.core.identity import ScopeKind
+from trunkline.core.overload import Priority
 from trunkline.core.principals import Role
 from trunkline.gateway.backend import (
     AuditOrder,
@@ -95,6 +96,7 @@ class _TenantPolicyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     cache_floor_bytes: _Bytes = 0
     cache_cap_bytes: _Bytes | None = None
     weight: Annotated[float, Meta(gt=0, le=1_000)] = 1.0
+    priority: Literal["low", "normal", "high"] = "normal"
     reason: _Reason = ""
 
 
@@ -203,6 +205,7 @@ class _Tenancy:
             cache_floor_bytes=body.cache_floor_bytes,
             cache_cap_bytes=body.cache_cap_bytes,
             weight=body.weight,
+            priority=Priority(body.priority),
         )
         call, name = _because(request, body.reason), request.path_params["name"]
         return self._answer(call, await self._backend.set_tenant_policy(call, name, policy))

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
+from trunkline.core.overload import Priority
 from trunkline.core.rates import RateLimits, RateQuota, retry_after_s
 from trunkline.errors import Busy
 from trunkline.gateway.contracts import InferenceRequest
@@ -36,6 +37,8 @@ class Quota(Protocol):
     def tokens_per_s(self) -> float | None: ...
     @property
     def weight(self) -> float: ...
+    @property
+    def priority(self) -> Priority: ...
 
 
 QuotaOf = Callable[[str], Quota]
@@ -83,6 +86,10 @@ class Allowance:
     def weight(self, tenant: str) -> float:
         """Its share where several wait."""
         return self._quota_of(tenant).weight
+
+    def priority(self, tenant: str) -> Priority:
+        """Whether it is refused before others or after them where not all can be served."""
+        return self._quota_of(tenant).priority
 
     def admit(self, tenant: str) -> None:
         """Count one request. Raises RateLimited, and then counts nothing."""

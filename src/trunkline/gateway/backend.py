@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from trunkline.core.identity import ScopeKind
+from trunkline.core.overload import Priority
 from trunkline.core.principals import Principal, Role
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.gateway.permissions import Act, Extent
@@ -214,6 +215,7 @@ class Policy:
     cache_floor_bytes: int = 0
     cache_cap_bytes: int | None = None
     weight: float = 1.0
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ and a few times a second since predictions fall due with time. What it costs its
 chosen worker has to compute, known when it goes: cached tokens are free.
 
     pick ──(read)──► room, nobody waits ──────────────────────────► picked
-                └──► waits ──(its turn, and room)──► picked        │
-                       └──(client left, no place, too long)──► out, nothing kept
+        │       └──► waits ──(its turn, and room)──► picked
+        │              └──(client left, no place, too long)──► out, nothing kept
+        └──(overload: `core/overload.py`)──► refused unread
 
 What a tenant that asks for little waits here, while others ask for all there is: for its turn, at
 most one entry of each other tenant; and for room, at most the longest prefill ahead of it. What it
@@ -26,16 +27,18 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from trunkline.core.fairness import FairQueue, Full, Waiting
 from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.overload import INTERVAL_MS, TARGET_MS, Overload, Pace, Priority
 from trunkline.core.rates import retry_after_s
 from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import Busy
 from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import AttemptEnd, InferenceRequest, Pick, Picker
+from trunkline.gateway.deadline import unmet
 from trunkline.ports.clock import Clock
 
 ROOM_MS = 500.0
@@ -76,6 +79,12 @@ class LineFull(Busy):
         self.retry_after_s = retry_after_s(wait_ms)
 
 
+class Overloaded(LineFull):
+    """More is asked for than the fleet serves, and has been for a while."""
+
+    code = "overloaded"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLimits:
     """Bounds of the line."""
@@ -90,6 +99,9 @@ class LineLimits:
     """After this a request is refused: capacity exists, and was contended for too long. A little
     less than `first_byte_timeout_ms`, or the exchange ends the wait itself, with a 504.
     """
+    target_ms: float = TARGET_MS
+    """What the oldest may wait without an end; 0 takes no wait for overload."""
+    interval_ms: float = INTERVAL_MS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +118,8 @@ class LineAccounts:
     """Their client went while they waited."""
     waited_ms: float = 0.0
     """Sum over those that were released."""
+    shed: dict[Priority, int] = field(default_factory=lambda: dict.fromkeys(Priority, 0))
+    """Refused for overload, as they came or while they waited."""
 
 
 class Timer(Protocol):
@@ -156,6 +170,10 @@ class FairPicker:
         )
         self._arrivals: OrderedDict[Waiting[_Waiter], None] = OrderedDict()
         """All that wait, oldest first."""
+        self._overload = Overload(
+            target_ms=self._limits.target_ms, interval_ms=self._limits.interval_ms
+        )
+        self._pace = Pace()
         self._timer: Timer | None = None
         self._hint = 0
         """Index of a worker that had room when it was last looked at."""
@@ -164,15 +182,21 @@ class FairPicker:
     def waiting_count(self) -> int:
         return len(self._queue)
 
+    @property
+    def is_overloaded(self) -> bool:
+        return self._overload.is_on
+
     # -- the Picker's three verbs ----------------------------------------------------------------
 
     def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
         """As the picker behind; awaitable while the request waits, too. Raises RateLimited for a
-        tenant in debt, and from the awaitable LineFull (429).
+        tenant in debt, Overloaded, and from the awaitable LineFull (429).
         """
         if tried or request.had_turn:
             self._bring_up_to_date(request)
             return self._picker.pick(request, tried)
+        if self._arrivals or self._overload.is_on:
+            self._admit(request)
         reading = self._picker.read(request)
         if reading is not None:
             return self._pick_later(request, reading)
@@ -210,6 +234,38 @@ class FairPicker:
             self._allowance.charge(tenant, request)
         request.had_turn = True
 
+    def _admit(self, request: InferenceRequest) -> None:
+        """Raises Overloaded, or DeadlineUnmet, for one that would wait for too long. Its prompt
+        need not be read for that.
+        """
+        now, tenant = self._clock.now(), request.grant.principal.tenant
+        is_overloaded = self._overload.look(self._longest_wait_ms(), now)
+        if not (self._arrivals and (is_overloaded or request.deadline is not None)):
+            return
+        ahead = self._queue.ahead_of(tenant, self._weight(tenant))
+        turn_ms = self._pace.wait_ms(ahead, now)
+        if request.deadline is not None and now + turn_ms > request.deadline:
+            raise unmet(turn_ms, request.deadline - now)
+        if not is_overloaded:
+            return
+        priority = self._priority(tenant)
+        if priority is Priority.LOW:
+            turn_ms = self._pace.wait_ms(len(self._queue), now)
+        if turn_ms > self._overload.allowed_ms(priority):
+            raise self._shed(tenant, turn_ms, now)
+
+    def _shed(self, tenant: str, wait_ms: float, now: Instant) -> Overloaded:
+        self._overload.refused(now)
+        self.accounts.shed[self._priority(tenant)] += 1
+        text = f"the fleet is overloaded: it would wait for {wait_ms / 1_000.0:.1f} s"
+        return Overloaded(text, wait_ms)
+
+    def _weight(self, tenant: str) -> float:
+        return 1.0 if self._allowance is None else self._allowance.weight(tenant)
+
+    def _priority(self, tenant: str) -> Priority:
+        return Priority.NORMAL if self._allowance is None else self._allowance.priority(tenant)
+
     async def _pick_later(self, request: InferenceRequest, reading: Awaitable[None]) -> Pick:
         await reading
         self._charge(request)
@@ -231,7 +287,9 @@ class FairPicker:
 
     def _enter(self, waiter: _Waiter) -> Waiting[_Waiter]:
         tenant = waiter.request.grant.principal.tenant
-        weight = 1.0 if self._allowance is None else self._allowance.weight(tenant)
+        weight = self._weight(tenant)
+        if not self._arrivals:
+            self._pace.resume(waiter.since)
         added = self._queue.add(tenant, 1.0, waiter, weight=weight)  # the cost is told when it goes
         if isinstance(added, Full):
             raise self._full()
@@ -275,8 +333,10 @@ class FairPicker:
         while self._arrivals and left and self._has_room():
             entry = self._queue.take()
             assert entry is not None, f"{len(self._arrivals)} wait and the queue is empty"
+            self._pace.left(self._clock.now())
             self._let_go(entry)
             left -= 1
+        self._overload.look(self._longest_wait_ms(), self._clock.now())
         if self._arrivals and self._timer is None:
             self._timer = self._call_later(TICK_S if left else 0.0, self._tick)
 
@@ -310,16 +370,32 @@ class FairPicker:
     def _tick(self) -> None:
         self._timer = None
         now = self._clock.now()
-        while self._arrivals:
+        self._end_waits(now)
+        if self._overload.look(self._longest_wait_ms(), now):
+            self._slough(now)
+        if self._arrivals:
+            self._release()
+
+    def _end_waits(self, now: Instant) -> None:
+        """Of those for whom there was no room for too long."""
+        while self._longest_wait_ms() >= self._limits.max_wait_ms:
             entry = next(iter(self._arrivals))
-            if now - entry.item.since < self._limits.max_wait_ms:
-                break
             self._queue.cancel(entry)
             self.accounts.timed_out += 1
             text = f"no worker had room within {self._limits.max_wait_ms:.0f} ms"
             self._refuse(entry, LineFull(text, self._limits.room_ms))
-        if self._arrivals:
-            self._release()
+
+    def _slough(self, now: Instant) -> None:
+        """Let the oldest go that have waited for long, down to what is served soon: a burst is
+        never thrown away whole, and no worker runs dry.
+        """
+        while self._longest_wait_ms() >= self._overload.slough_ms:
+            wait_ms = self._pace.wait_ms(len(self._queue), now)
+            if wait_ms <= self._overload.target_ms:
+                return
+            entry = next(iter(self._arrivals))
+            self._queue.cancel(entry)
+            self._refuse(entry, self._shed(entry.tenant, wait_ms, now))
 
     # -- room ------------------------------------------------------------------------------------
 

@@ -159,6 +159,8 @@ FAMILIES: Mapping[str, Family] = {
         _counter("rate_limited_total", "Requests over their tenant's own rate.", "rate"),
         _gauge("line_waiting", "Requests that wait for their tenant's turn."),
         _counter("line_ended_total", "Requests that waited for a turn, by what came of it.", "end"),
+        _counter("line_shed_total", "Requests refused for overload.", "priority"),
+        _gauge("line_overloaded", "Lines whose wait has been too long for a while."),
         _counter("line_waited_seconds_total", "Time waited by those that were sent, sum."),
         _gauge("registry_revision", "Newest revision of the registry."),
         _gauge("registry_lost_revisions", "Changes that a restored backup had forgotten."),
