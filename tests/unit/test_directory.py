@@ -106,7 +106,7 @@ def test_every_copy_has_to_go_before_a_block_is_gone() -> None:
         assert directory.match(prompt(1)).resident == [int(left > 0)]
 
 
-def test_namespaces_never_meet_whatever_the_tokens() -> None:  # C41, C51
+def test_c41_namespaces_and_models_never_meet_whatever_the_tokens() -> None:
     other, elsewhere = namespace("other"), namespace(model="another")
     directory = directory_of(W0)
     directory.admit_namespace(other)
@@ -144,7 +144,7 @@ def test_c35_a_senseless_block_size_is_refused_with_a_reason(size: Any) -> None:
     assert not directory.knows(W0)
 
 
-def test_a_lookup_never_names_a_worker_that_is_not_registered() -> None:  # C42
+def test_c42_a_lookup_never_names_a_worker_that_is_not_registered() -> None:
     directory = directory_of(W0, W1)
     directory.stored(W0, run(1))
     directory.leave(W0)

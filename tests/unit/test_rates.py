@@ -50,6 +50,28 @@ def test_a_bucket_without_rate_or_burst_is_refused(per_s: float, burst: float) -
         TokenBucket(per_s, burst, ZERO)
 
 
+@pytest.mark.parametrize("burst", [1.0, 3.0])
+def test_c97_a_clock_that_steps_back_lets_exactly_the_burst_through(burst: float) -> None:
+    bucket = TokenBucket(1.0, burst, Instant(20_000.0))
+    passed = 0
+    for at_ms in (20_000.0, 10_000.0, 10_001.0, 0.0, 19_999.0, 20_000.0):
+        wait_ms = bucket.wait_ms(1.0, Instant(at_ms))
+        assert 0.0 <= wait_ms <= 1_000.0
+        if not wait_ms:
+            bucket.charge(1.0, Instant(at_ms))
+            passed += 1
+    assert passed == burst
+    assert bucket.wait_ms(1.0, Instant(20_500.0)) == 500.0
+    assert bucket.wait_ms(1.0, Instant(21_000.0)) == 0.0
+
+
+def test_c97_a_rate_of_nothing_is_no_rate_of_no_limit() -> None:
+    limits = RateLimits()
+    with pytest.raises(ValueError, match="bucket"):
+        limits.admit("t", 1.0, RateQuota(requests_per_s=0.0), ZERO)
+    assert retry_after_s(-1e9) == 1
+
+
 STEPS = st.lists(st.tuples(st.floats(0.0, 5_000.0), st.floats(0.0, 50.0)), max_size=60)
 
 

@@ -229,7 +229,7 @@ def test_the_label_used_longest_ago_is_dropped_at_the_bound_and_it_is_said() -> 
 
 
 @pytest.mark.parametrize("host", ["localhost", "", "::1", "0.0.0.0", "10.0.0.300"])
-def test_the_address_of_pulls_is_one_that_others_can_be_told(host: str) -> None:
+def test_c101_the_address_of_pulls_is_one_that_others_can_be_told(host: str) -> None:
     with pytest.raises(ValueError, match="pull_host is"):
         WorkerOptions(pull_host=host)
 

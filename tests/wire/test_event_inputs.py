@@ -264,7 +264,7 @@ def test_a_storm_of_clears_stores_and_removals_leaves_nothing_behind() -> None:
         ("ipc:///tmp/kv", "ipc:///tmp/kv", False),
     ],
 )
-def test_the_publisher_s_endpoint_says_who_binds(
+def test_c101_the_publisher_s_endpoint_says_who_binds_and_a_wildcard_means_the_workers_own_host(
     endpoint: str, expected: str, is_bound: bool
 ) -> None:
     source = event_source(endpoint, worker_host="worker")

@@ -140,7 +140,7 @@ def _resident_kib() -> int:
 
 
 @wire
-async def test_thousands_of_short_requests_leave_nothing_behind() -> None:
+async def test_c104_thousands_of_short_requests_leave_nothing_behind() -> None:
     """C104; the 100,000 of the benchmark in small."""
 
     async def some(count: int) -> None:

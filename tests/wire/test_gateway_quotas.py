@@ -272,7 +272,7 @@ async def test_a_client_that_leaves_the_line_is_not_sent_and_keeps_nobody_waitin
 
 
 @wire
-async def test_a_full_line_is_429_with_a_time_to_come_again() -> None:
+async def test_c96_a_full_line_is_429_with_a_time_to_come_again() -> None:
     go_on = asyncio.Event()
     async with (
         worker(in_two(b"", go_on, json_answer())) as w,
@@ -292,7 +292,7 @@ async def test_a_full_line_is_429_with_a_time_to_come_again() -> None:
 
 
 @wire
-async def test_a_wait_that_is_too_long_is_429_since_there_is_a_worker() -> None:
+async def test_c96_a_wait_that_is_too_long_is_429_since_there_is_a_worker() -> None:
     go_on = asyncio.Event()
     async with (
         worker(in_two(b"", go_on, json_answer())) as w,

@@ -140,7 +140,7 @@ def test_the_openai_client_with_a_wrong_key_is_told_so(locked: Gateway) -> None:
     assert locked.metric("auth_refusals_total", reason="wrong") >= 1
 
 
-def test_the_openai_client_hears_of_an_empty_fleet_as_unavailable(started: Processes) -> None:
+def test_c96_the_openai_client_hears_of_an_empty_fleet_as_unavailable(started: Processes) -> None:
     empty = started.gateway([], ready=0)
     nobody = openai.OpenAI(base_url=f"{empty.url}/v1", api_key="x", max_retries=0)
     with pytest.raises(openai.InternalServerError) as caught:

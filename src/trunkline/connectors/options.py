@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 import msgspec
@@ -69,6 +70,7 @@ def read_options(given: Mapping[str, Any]) -> ConnectorOptions:
         wire = msgspec.convert(dict(given), _Wire)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
+    _check_pull_host(wire.pull_host)
     host_bytes = int(wire.host_gib * 2**30)
     return ConnectorOptions(
         host_bytes=host_bytes,
@@ -86,3 +88,13 @@ def read_options(given: Mapping[str, Any]) -> ConnectorOptions:
         prefill_ms_per_token=wire.prefill_ms_per_token,
         allow_untested_devices=wire.allow_untested_devices,
     )
+
+
+def _check_pull_host(text: str) -> None:
+    """It is listened on, and told to others as it is. Raises ConfigError."""
+    try:
+        is_one = not ip_address(text).is_unspecified
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ConfigError(f"pull_host is {text}: give the address that other workers reach")

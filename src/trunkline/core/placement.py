@@ -26,15 +26,20 @@ class HashRing:
             raise ValueError(f"virtual_nodes is {virtual_nodes}, at least 1 is needed")
         self._virtual_nodes = virtual_nodes
         self._points: list[tuple[int, WorkerId]] = []
+        self._workers: set[WorkerId] = set()
 
     def add(self, worker: WorkerId) -> None:
         """Put a worker on the ring; a second time changes nothing."""
-        self.remove(worker)
+        if worker in self._workers:
+            return
+        self._workers.add(worker)
         for point in self._points_of(worker):
             insort(self._points, (point, worker))
 
     def remove(self, worker: WorkerId) -> None:
-        self._points = [item for item in self._points if item[1] != worker]
+        if worker in self._workers:  # looking through all points takes time
+            self._workers.remove(worker)
+            self._points = [item for item in self._points if item[1] != worker]
 
     def homes(self, key: bytes, count: int = HOME_COUNT) -> list[WorkerId]:
         """The first `count` distinct workers clockwise from a key of at least 8 bytes; fewer if
