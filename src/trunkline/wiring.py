@@ -1,7 +1,7 @@
 """Puts a gateway together, readable from top to bottom: `trunkline serve`.
 
-Of the modules at the top of the package, this, `authority.py`, `rehearsal.py` and `cli.py` name
-adapters, and nobody else does. Read `docs/architecture.md` for the picture.
+Of the modules at the top of the package, this, `texts.py`, `authority.py`, `rehearsal.py` and
+`cli.py` name adapters, and nobody else does. Read `docs/architecture.md` for the picture.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trunkline.adapters.clock import SystemClock
-from trunkline.config import Config, DirectoryConfig, ModelConfig
+from trunkline.config import Config, DirectoryConfig
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_key, read_root_key
 from trunkline.model_tables import configs_of, names_of
-from trunkline.rehearsal import OWN_MODEL
+from trunkline.texts import Texts, load_texts
 from trunkline.worker_specs import spec_reader
 
 if TYPE_CHECKING:
@@ -77,6 +76,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.control.membership import MAX_WORKERS, Membership
     from trunkline.gateway.front import serve_front
     from trunkline.gateway.listener import bind_admin, serve_admin
+    from trunkline.gateway.waiting_room import WaitingRoom
     from trunkline.operations import Operations
 
     spec_of = spec_reader(config)
@@ -90,11 +90,15 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     clock, context = SystemClock(), event_context(MAX_WORKERS)
     lease_ms = config.directory.heartbeat_ttl_ms
     root_key = read_root_key(config.model.root_key_file)
+    room = WaitingRoom(config.listen)
     async with AsyncExitStack() as stack:
+        stack.callback(room.close)
+        with _taken_port_named("--port", config.listen.host, config.listen.port):
+            await room.open()
         authority = await stack.enter_async_context(
             open_authority(config, clock, root_key, observe.log)
         )
-        halves = _halves(config, clock, context, authority)
+        halves = await _halves(config, clock, context, authority)
         cores = [half.core for half in halves]
         memberships = [
             await stack.enter_async_context(Membership(half.parts, heartbeat_ttl_ms=lease_ms))
@@ -102,8 +106,8 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         ]
         members = await _members(config, memberships, halves, stack)
         front_parts = _front_parts(config, halves, members, clock, authority.tenancy)
-        with _taken_port_named("--port", config.listen.host, config.listen.port):
-            front = await serve_front(config.listen, front_parts)
+        front = await serve_front(config.listen, front_parts, room.sockets())
+        room.close()
         authority.attach(front, cores)
         if authority.holdings is not None:
             authority.holdings.listen(_told_of_pulls(cores))
@@ -230,21 +234,20 @@ def build_core(
     *,
     books: Books | None = None,
     also_named: tuple[str, ...] = (),
+    texts: Texts | None = None,
 ) -> Core:
     """Directory, fleet, prompts and picker of a gateway; nothing listens, no worker is in it yet.
 
-    Raises ConfigError for a profile that is unknown or a root key that is none.
+    `texts`: what `load_texts` gave, where it was called before. Raises ConfigError for a profile
+    that is unknown or a root key that is none.
     """
-    from trunkline.adapters.template import load_template, why_not_by_template
-    from trunkline.adapters.tokenizer import load_tokenizer
     from trunkline.assembly import Given, assemble
 
     model = config.model
-    folder = _model_folder(model)
-    template_file = Path(model.chat_template) if model.chat_template else None
+    texts = texts or load_texts(model, clock.wall)
     given = Given(
-        tokenizer=load_tokenizer(Path(model.tokenizer_path) if model.tokenizer_path else folder),
-        template=load_template(folder, template_file, wall=clock.wall),
+        tokenizer=texts.tokenizer,
+        template=texts.template,
         root_key=authority.root_key if authority else secrets.token_bytes(32),
         directory_seed=secrets.randbits(64),
         clock=clock,
@@ -252,22 +255,12 @@ def build_core(
         quota_of=authority.quota_of if authority else lambda _tenant: None,
         transfer_key=read_key(config.routing.transfer_key_file, "transfer_key_file"),
         is_model_given=bool(model.model_path or model.tokenizer_path),
-        doubt=why_not_by_template(folder),
+        doubt=texts.doubt,
         books=books,
         also_named=also_named,
         on_ignored=_say_ignored,
     )
     return assemble(config, given)
-
-
-def _model_folder(model: ModelConfig) -> Path:
-    """Where its tokenizer is, its template is as well, unless the settings say otherwise."""
-    if model.model_path:
-        return Path(model.model_path)
-    if model.tokenizer_path:
-        path = Path(model.tokenizer_path)
-        return path if path.is_dir() else path.parent
-    return OWN_MODEL
 
 
 def _told_of_pulls(
@@ -292,7 +285,7 @@ def _say_ignored(worker: WorkerId) -> None:
     )
 
 
-def _halves(
+async def _halves(
     config: Config, clock: SystemClock, context: EventContext, authority: Authority
 ) -> list[Half]:
     """What there is of each model, together with the rest of the gateway; one where there is one.
@@ -307,7 +300,14 @@ def _halves(
     configs = configs_of(config)
     also = [table.served_names for table in config.models] or [()]
     cores = [
-        build_core(one, clock, authority, books=books, also_named=names)
+        build_core(
+            one,
+            clock,
+            authority,
+            books=books,
+            also_named=names,
+            texts=await asyncio.to_thread(load_texts, one.model, clock.wall),
+        )
         for one, names in zip(configs, also, strict=True)
     ]
     authority.know_fleet(cores, clock)

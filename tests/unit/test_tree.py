@@ -51,6 +51,7 @@ WIRING = {
         "model_half.py",
         "reference.py",
         "worker_specs.py",
+        "texts.py",
     ),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
@@ -73,7 +74,10 @@ THIRD_PARTY = {
     *("prometheus_client", "starlette", "uvicorn", "matplotlib", "xxhash", "cryptography"),
     *("jwt", "nats"),
 }
-NAMES_ADAPTERS = {"wiring.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py", ENGINE}
+NAMES_ADAPTERS = {
+    *("wiring.py", "texts.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py"),
+    ENGINE,
+}
 ENGINES = {"vllm", "torch", "huggingface_hub"}
 """Of an engine's own environment, never of ours."""
 MAY_LOOK_AT_THE_WORLD = NAMES_ADAPTERS | {"config.py", "settings.py", "native/_choice.py"}

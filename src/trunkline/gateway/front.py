@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -101,7 +103,7 @@ class Front:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._parts = parts
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._clients: dict[ClientConnection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -141,18 +143,25 @@ class Front:
             call_later=loop.call_later,
         )
 
-    async def listen(self, listen: ListenConfig) -> None:
-        self._server = await self._loop.create_server(
-            lambda: ClientConnection(self), listen.host, listen.port, backlog=_BACKLOG
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+    async def listen(self, listen: ListenConfig, sockets: Sequence[socket.socket] = ()) -> None:
+        """On these sockets where they are given: they listen already."""
+
+        def connect() -> ClientConnection:
+            return ClientConnection(self)
+
+        create = partial(self._loop.create_server, connect, backlog=_BACKLOG)
+        if sockets:
+            self._servers = [await create(sock=one) for one in sockets]
+        else:
+            self._servers = [await create(listen.host, listen.port)]
+        self.port = self._servers[0].sockets[0].getsockname()[1]
         self._sweep()
 
     async def drain(self, grace_ms: float) -> None:
         """Take nothing new, let what runs come to its end, then force the rest."""
         self.is_draining = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for client in list(self._clients):
             client.close_if_idle()
         await self._clients_gone(grace_ms / 1_000.0)
@@ -161,8 +170,8 @@ class Front:
     async def close(self) -> None:
         """End everything now. Streams get an error event, waiting requests a 503."""
         self.is_draining = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for client in list(self._clients):
@@ -342,8 +351,10 @@ def _nothing_to_renew(_request: InferenceRequest) -> None:
     pass
 
 
-async def serve_front(listen: ListenConfig, parts: FrontParts) -> Front:
+async def serve_front(
+    listen: ListenConfig, parts: FrontParts, sockets: Sequence[socket.socket] = ()
+) -> Front:
     """Listen for clients. The caller ends it with `drain` or `close`."""
     front = Front(parts)
-    await front.listen(listen)
+    await front.listen(listen, sockets)
     return front
