@@ -219,7 +219,7 @@ class UpstreamConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
-    """Further attempts before the first byte of an answer."""
+    """Further attempts: before the first byte of an answer, and in the middle of a stream."""
 
     retry_max_retries: int = setting(
         2, "Most further attempts of one request.", unit="attempts", low=0, high=10
@@ -239,6 +239,12 @@ class RetryConfig:
         10.0, "Further attempts always allowed, per second.", low=0.0, high=100_000.0
     )
     disable_retries: bool = setting(False, "Never try a second worker.")
+    resume_buffer_bytes: int = setting(
+        1 << 20,
+        "Most of a running stream that is kept to go on from another worker; 0 never goes on.",
+        low=0,
+        high=64 << 20,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,6 +243,7 @@ class Operations:
         yield Sample("stale_retries_total", counters.stale_retries)
         yield Sample("worker_failures_total", counters.worker_failures)
         yield Sample("broken_streams_total", counters.broken_streams)
+        yield Sample("resumed_streams_total", counters.resumed_streams)
         yield Sample("write_stalls_total", counters.write_stalls)
         yield Sample("bugs_total", counters.bugs)
         yield Sample("request_bytes_total", counters.request_bytes)

@@ -38,6 +38,7 @@ from trunkline.config import LimitsConfig
 from trunkline.core.records import WorkerId
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
 from trunkline.gateway.lane import Lane
+from trunkline.gateway.relay import Relay
 from trunkline.gateway.upstream import WorkerConnection
 
 
@@ -182,7 +183,7 @@ async def test_an_unforeseen_error_inside_a_stream_ends_it_with_an_event() -> No
         await client.head()
         [exchange] = [one._exchange for one in gateway.front._clients]
         assert exchange is not None
-        assert exchange._relay is not None
+        assert isinstance(exchange._relay, Relay)
         exchange._relay._reader = None  # what it asserts of itself holds no more
         go_on.set()
         rest = await client.reader.readuntil(b"0\r\n\r\n")

@@ -17,6 +17,7 @@ from trunkline.core.identity import Epochs, Scope, ScopeKind
 from trunkline.core.principals import Principal
 from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import GatewayError
+from trunkline.ports.tokenizer import Tokenizer
 from trunkline.ports.worker import AttemptEnd as AttemptEnd
 from trunkline.ports.worker import Endpoint as Endpoint
 
@@ -158,6 +159,10 @@ class Pick:
     """The picker's own book-keeping, handed back unread."""
     by: Picker | None = None
     """Whose it is, where there are several."""
+    tokenizer: Tokenizer | None = None
+    """The model's, where it is known and the request's prompt is tokens of it: a stream that breaks
+    can be continued with it.
+    """
 
 
 class Picker(Protocol):

@@ -36,6 +36,8 @@ class Counters:
     worker_failures: int = 0
     broken_streams: int = 0
     """Answers that ended in an error after they had begun."""
+    resumed_streams: int = 0
+    """Seams at which an answer that had begun went on, or came to its end all the same."""
     bugs: int = 0
     """Errors that nobody foresaw: each ended one request with a 500, and is in the log."""
     late_picks: int = 0

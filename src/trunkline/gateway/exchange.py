@@ -2,8 +2,8 @@
 
 Owns the order of things: pick, connect, send, relay, end. Each pick is ended exactly once, by
 whichever of the worker, the client and the deadline comes first; afterwards late bytes find nobody.
-A further attempt is made only while the client has seen nothing. Must never touch a body. Read
-`relay.py` and `upstream.py`.
+A further attempt is made while the client has seen nothing, and where a stream can go on from
+another worker. Must never touch a body. Read `attempt.py`, `relay.py` and `resumption.py`.
 
     PICKING ─► CONNECTING ─► WAITING ─► ANSWERING ─► DONE
        ▲           │            │           │
@@ -21,13 +21,15 @@ from trunkline.errors import GatewayError, WorkerLost
 from trunkline.gateway.answers import UNREADABLE, error_event
 from trunkline.gateway.attempt import Attempt
 from trunkline.gateway.choice import Choice
+from trunkline.gateway.continuation import Continuation
 from trunkline.gateway.contracts import AttemptEnd, ClientError, InferenceRequest, Pick, Route
 from trunkline.gateway.deadline import past
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
+from trunkline.gateway.mending import Mending, Passage, tokens_delivered
 from trunkline.gateway.phases import ANSWERING, DONE, PAUSING, PICKING, WAITING, Phase, overdue
-from trunkline.gateway.relay import REST, Relay, own_lines, rewrite
+from trunkline.gateway.relay import Relay, own_lines, rewrite
 from trunkline.gateway.retry import backoff_ms
 from trunkline.gateway.upstream import WorkerConnection
 
@@ -38,10 +40,30 @@ class Exchange:
     """See the module. Worker connections call `received` and `lost`, the client's all the rest."""
 
     __slots__ = (
-        "_attempt", "_attempts", "_choice", "_client", "_first_error", "_has_first_token",
-        "_has_moved", "_headers", "_held", "_is_link_reusable", "_line", "_link", "_pause",
-        "_phase", "_pick", "_relay", "_request", "_started_ms", "_status", "_timed_from_s",
-        "_tried", "_ttft_ms", "_worker",
+        "_attempt",
+        "_attempts",
+        "_choice",
+        "_client",
+        "_first_error",
+        "_has_first_token",
+        "_has_moved",
+        "_headers",
+        "_held",
+        "_is_link_reusable",
+        "_line",
+        "_link",
+        "_mending",
+        "_pause",
+        "_phase",
+        "_pick",
+        "_relay",
+        "_request",
+        "_started_ms",
+        "_status",
+        "_timed_from_s",
+        "_tried",
+        "_ttft_ms",
+        "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +76,7 @@ class Exchange:
         self._line = line
         self._client = client
         self._request = request
+        self._mending = Mending(line, request)
         self._headers = headers
         self._phase: Phase = PICKING
         self._tried: frozenset[WorkerId] = frozenset()
@@ -65,7 +88,7 @@ class Exchange:
         """Until its answer has begun; from then on there is a link instead."""
         self._link: WorkerConnection | None = None
         self._held: tuple[WorkerConnection, AnswerHead, bytes] | None = None
-        self._relay: Relay | None = None
+        self._relay: Passage | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._first_error: GatewayError | None = None
         self._is_link_reusable = False
@@ -89,9 +112,8 @@ class Exchange:
         self._timed_from_s = self._line.now_s()
         try:
             try:
-                if self._attempts:
-                    self._line.renew(self._request)
-                choice = self._line.picker.pick(self._request, self._tried)
+                self._mending.renew(is_first=self._attempts == 0)
+                choice = self._line.picker.pick(self._mending.asked, self._tried)
             except (GatewayError, ValueError) as error:
                 self._no_pick(error)
                 return
@@ -141,7 +163,13 @@ class Exchange:
         self._line.counters.attempts += 1
         self._tried |= {pick.worker}
         self._has_first_token = False
-        self._attempt = Attempt(self._line, self, self._client, self._request, self._headers, pick)
+        try:
+            self._mending.picked(pick)
+        except GatewayError as error:
+            self._end_early(error)
+            return
+        request = self._mending.asked
+        self._attempt = Attempt(self._line, self, self._client, request, self._headers, pick)
         self._attempt.start()
 
     # -- what an attempt tells -------------------------------------------------------------------
@@ -187,7 +215,12 @@ class Exchange:
         self._attempt = None
         if head.pulled:
             self._tell(self._pick, lambda pick: self._line.picker.pulled(pick, head.pulled))
-        if head.status in _RETRYABLE and self._may_retry():
+        has_seam = self._mending.has_seam
+        if has_seam and not Continuation.takes(head):
+            link.abort()
+            self.failed(WorkerLost(f"the worker answered {head.status} to the rest of a stream"))
+            return
+        if not has_seam and head.status in _RETRYABLE and self._may_retry():
             # The worker's own words are kept: they are the answer if there is no other worker.
             link.pause()
             self._held = (link, head, body)
@@ -209,7 +242,7 @@ class Exchange:
         """Bytes of the worker whose turn it is, behind the head of its answer."""
         relay = self._relay
         try:
-            if (objection := self._line.objection(self._request)) is not None:
+            if (objection := self._line.objection(self._mending.asked)) is not None:
                 self.objected(objection)
                 return
             assert relay is not None, "an answer that nobody passes on"
@@ -234,21 +267,23 @@ class Exchange:
             self._broken(WorkerLost("the worker went away in the middle of its answer"))
 
     def _answer(self, link: WorkerConnection, head: AnswerHead, body: bytes) -> None:
-        client = self._client
-        self._phase = ANSWERING
+        client, before = self._client, self._relay
+        self.stands_at(ANSWERING)
         self._has_moved = False
-        self._timed_from_s = self._line.now_s()
         self._link = link
         self._status = head.status
         self._is_link_reusable = head.keeps_alive
-        relay = self._relay = Relay(client, head, takes_chunks=client.takes_chunks)
+        relay = self._relay = self._mending.passage(client, head, before)
         pick = self._pick
         try:
-            out = rewrite(head, relay, own_lines(self._request, pick), closes=client.closes)
+            out = b""
+            if isinstance(relay, Relay):
+                out = rewrite(head, relay, own_lines(self._request, pick), closes=client.closes)
             is_over = relay.begin(out, body)
         except (BrokenAnswer, BrokenFraming) as error:
-            self._relay = None  # nothing was written yet
-            self.failed(WorkerLost(str(error)))
+            self._relay = before  # nothing was written yet
+            failed = self.failed if before is None else self._broken
+            failed(WorkerLost(str(error)))
             return
         if not relay.is_events or b"data:" in body:
             self._first_token()
@@ -263,8 +298,9 @@ class Exchange:
         self._has_first_token = True
         if self._status >= 300 or self._pick is None:
             return
-        self._ttft_ms = self._line.now_ms() - self._started_ms
-        self._line.counters.ttft.observe(self._ttft_ms / 1_000.0)
+        if self._ttft_ms is None:
+            self._ttft_ms = self._line.now_ms() - self._started_ms
+            self._line.counters.ttft.observe(self._ttft_ms / 1_000.0)
         self._tell(self._pick, self._line.picker.first_byte)
 
     def _tell(self, pick: Pick | None, what: Callable[[Pick], None]) -> None:
@@ -278,7 +314,7 @@ class Exchange:
     # -- ends ------------------------------------------------------------------------------------
 
     def _may_retry(self) -> bool:
-        return self._line.may_retry(self._request, self._attempts)
+        return self._line.may_retry(self._mending.asked, self._attempts)
 
     def _retry_later(self) -> None:
         self._phase = PAUSING
@@ -292,7 +328,7 @@ class Exchange:
         assert relay is not None, "answered without a relay"
         self._link = None
         if link is not None:
-            link.release(is_reusable=self._is_link_reusable and relay.framing is not REST)
+            link.release(is_reusable=self._is_link_reusable and relay.leaves_link_clean)
         is_good = self._status < 500
         tells_reuse = self._status < 300 and self._request.route is not Route.OTHER
         cached = relay.cached_tokens() if tells_reuse else None
@@ -300,14 +336,38 @@ class Exchange:
         ending = Ending.CLOSE if relay.ends_by_closing else Ending.KEEP
         self._finish(self._status, "", ending)
 
-    def _broken(self, error: GatewayError, end: AttemptEnd = AttemptEnd.WORKER_FAILED) -> None:
-        """The answer has begun and cannot be finished."""
+    def _broken(self, error: GatewayError) -> None:
+        """The worker of an answer that has begun failed: it goes on elsewhere, or ends here."""
+        self._drop_link()
+        self._end_attempt(AttemptEnd.WORKER_FAILED, None)
+        if not self._goes_on(error):
+            self._break_off(error)
+
+    def _goes_on(self, error: GatewayError) -> bool:
+        """Whether the stream goes on from another worker, or was all there but for its end."""
+        relay = self._relay
+        assert relay is not None, "broken without a relay"
+        seam = self._mending.seam_behind(relay)
+        if seam is None:
+            return False
+        if seam.request is None:
+            self._relay = self._mending.end(self._client, seam, relay)
+            self._finish(self._status, "", Ending.KEEP)
+            return True
+        if not self._line.may_retry(seam.request, self._attempts):
+            return False
+        self._mending.go_on(seam, seam.request)
+        self._first_error = error
+        self._retry_later()
+        return True
+
+    def _break_off(self, error: GatewayError) -> None:
+        """The answer cannot be finished; its client is told."""
         relay = self._relay
         assert relay is not None, "broken without a relay"
         self._drop_link()
         self._line.counters.broken_streams += 1
-        self._end_attempt(end, None)
-        event = error_event(error, self._request.request_id, relay.events_delivered)
+        event = error_event(error, self._request.request_id, tokens_delivered(relay))
         if relay.break_off(event):
             # A message that ended as it should keeps the connection: the client may have sent its
             # next request already, and would lose it.
@@ -326,7 +386,7 @@ class Exchange:
 
     def fence(self) -> bool:
         """What it was admitted under may have changed: end it if it has to; whether it had."""
-        objection = self._line.objection(self._request)
+        objection = self._mending.objection()
         if objection is None or self._phase is DONE:
             return False
         self.objected(objection)
@@ -339,9 +399,6 @@ class Exchange:
 
     def _end_early(self, error: GatewayError) -> None:
         """End with an error that is not the worker's."""
-        if self._relay is not None:
-            self._broken(error, AttemptEnd.CLIENT_GONE)
-            return
         self._drop_link()
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
         self._refuse(error)
@@ -353,6 +410,10 @@ class Exchange:
         )
 
     def _refuse(self, error: GatewayError) -> None:
+        """End with an error: as the whole answer, or as the end of one that has begun."""
+        if self._relay is not None:
+            self._break_off(error)
+            return
         self._drop_link()
         status = self._client.refuse(error)
         code = error.refusal.code if isinstance(error, ClientError) else error.code
@@ -411,7 +472,7 @@ class Exchange:
     def check(self, now_s: float) -> None:
         """Called a few times a second: ends what waits for too long."""
         if not self._has_first_token:
-            late = past(self._request.deadline, self._line.now_ms())
+            late = past(self._mending.asked.deadline, self._line.now_ms())
             if late is not None:
                 self._end_early(late)
                 return

@@ -102,6 +102,7 @@ FAMILIES: Mapping[str, Family] = {
         _counter("stale_retries_total", "Second sends after a kept connection had died."),
         _counter("worker_failures_total", "Attempts that failed at their worker."),
         _counter("broken_streams_total", "Answers that broke after they had begun."),
+        _counter("resumed_streams_total", "Times a broken answer went on from another worker."),
         _counter("write_stalls_total", "Clients dropped because they fetched nothing."),
         _counter("bugs_total", "Errors nobody foresaw; each is in the log."),
         _counter("request_bytes_total", "Bytes of request bodies."),

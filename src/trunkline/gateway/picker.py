@@ -370,6 +370,7 @@ class FleetPicker:
             headers=told_headers(target, told, ticket.pull),
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
+            tokenizer=self._prompts.exact_tokenizer,
         )
         self._charge(ticket, now)
         self._remember(decision)

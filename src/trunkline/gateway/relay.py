@@ -2,8 +2,9 @@
 
 Owns the framing of the answer. It reads the body only as far as it must to know where the message
 ends, and writes each received buffer once. An event stream is passed on in whole chunks, so that an
-error event can follow whatever happens. Must never decode a body. Read `exchange.py` for who starts
-and ends it.
+error event, or the rest from another worker, can follow whatever happens; for the latter all that
+was passed on is kept, by reference and up to a bound. Must never decode a body. Read `exchange.py`
+for who starts and ends it.
 """
 
 from __future__ import annotations
@@ -53,17 +54,24 @@ class Relay:
         "_held_bytes",
         "_is_events",
         "_is_mid_chunk",
+        "_keeps_all",
+        "_kept",
+        "_kept_before",
+        "_kept_bytes",
+        "_most_kept_bytes",
         "_reader",
         "_remaining",
-        "_tail",
-        "_tail_before",
-        "_tail_bytes",
         "bytes_out",
         "framing",
         "is_chunked_out",
     )  # fmt: skip
 
-    def __init__(self, client: Writer, head: AnswerHead, *, takes_chunks: bool) -> None:
+    def __init__(
+        self, client: Writer, head: AnswerHead, *, takes_chunks: bool, most_kept_bytes: int = 0
+    ) -> None:
+        """`most_kept_bytes`: of a stream, so much is kept in case that it has to go on elsewhere; 0
+        for an answer that cannot.
+        """
         self._client = client
         self._remaining = head.content_length or 0
         self._reader: ChunkReader | None = None
@@ -71,11 +79,15 @@ class Relay:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._is_mid_chunk = False
-        self._tail: list[bytes] = []
-        self._tail_before: list[bytes] = []
-        self._tail_bytes = 0
+        self._kept: list[bytes] = []
+        """All that was passed on, or of that the latest."""
+        self._kept_before: list[bytes] = []
+        self._kept_bytes = 0
         self.bytes_out = 0
         self.framing = _framing(head, takes_chunks=takes_chunks)
+        is_whole_events = self._is_events and self.framing is CHUNKED
+        self._keeps_all = is_whole_events and most_kept_bytes > TAIL_BYTES
+        self._most_kept_bytes = most_kept_bytes if self._keeps_all else TAIL_BYTES
         is_openended = self.framing is CHUNKED or self.framing is REST
         self.is_chunked_out = takes_chunks and is_openended
         if head.is_chunked:
@@ -96,6 +108,18 @@ class Relay:
     def events_delivered(self) -> int:
         """Whole chunks so far: in a stream of an engine one event, and so one token, each."""
         return self._reader.whole_chunks if self._reader is not None else 0
+
+    @property
+    def forwarded(self) -> list[bytes] | None:
+        """All that was passed on of a stream, in chunks; None where it was not kept, or where the
+        client stands inside a chunk.
+        """
+        return self._kept if self._keeps_all and not self._is_mid_chunk else None
+
+    @property
+    def leaves_link_clean(self) -> bool:
+        """Whether the worker's connection is behind the end of its answer, and open."""
+        return self.framing is not REST
 
     def begin(self, head: bytes, body: bytes) -> bool:
         """Write the head, with whatever of the body came along. True where the answer is whole."""
@@ -150,7 +174,15 @@ class Relay:
 
     def tail(self) -> bytes:
         """The last few KiB of the body, framing included."""
-        return b"".join(self._tail_before + self._tail)[-TAIL_BYTES:]
+        pieces: list[bytes] = []
+        size = 0
+        for kept in (self._kept, self._kept_before):
+            for data in reversed(kept):
+                pieces.append(data)
+                size += len(data)
+                if size >= TAIL_BYTES:
+                    return b"".join(reversed(pieces))[-TAIL_BYTES:]
+        return b"".join(reversed(pieces))
 
     def cached_tokens(self) -> int | None:
         """What the worker's usage said of reuse, if anything."""
@@ -232,12 +264,18 @@ class Relay:
     def _keep(self, data: bytes) -> None:
         size = len(data)
         self.bytes_out += size
-        self._tail.append(data if size <= TAIL_BYTES else data[-TAIL_BYTES:])
-        self._tail_bytes += size
-        if self._tail_bytes > TAIL_BYTES:
-            self._tail_before = self._tail
-            self._tail = []
-            self._tail_bytes = 0
+        self._kept.append(data if size <= TAIL_BYTES or self._keeps_all else data[-TAIL_BYTES:])
+        self._kept_bytes += size
+        if self._kept_bytes > self._most_kept_bytes:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Keep no more than the end of what was passed on."""
+        self._kept_before = [self.tail()] if self._keeps_all else self._kept
+        self._keeps_all = False
+        self._most_kept_bytes = TAIL_BYTES
+        self._kept = []
+        self._kept_bytes = 0
 
     def _ended_an_event(self) -> bool:
         tail = self.tail()

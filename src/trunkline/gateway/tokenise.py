@@ -65,6 +65,11 @@ class PromptTokens:
         """Token ids below this exist, as far as is known."""
         return TEXT_MARK if self.is_text else self._tokenizer.vocab_size
 
+    @property
+    def exact_tokenizer(self) -> Tokenizer | None:
+        """The model's; None while prompts are read otherwise than by workers."""
+        return self._tokenizer if self.is_exact and not self.is_text else None
+
     def read_text(self) -> None:
         """From here on the tokenizer is not the model's."""
         self.is_text, self.is_exact = True, False

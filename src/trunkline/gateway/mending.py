@@ -1,0 +1,119 @@
+"""How one exchange's answer goes on when its worker fails in the middle: what is asked then, and
+what takes it to the client.
+
+Owns what is asked now: the client's request, or what follows behind the last seam. A further
+attempt for an answer that has not begun is made under what holds now; one that has begun goes on
+under the very epochs that it began under, or not at all. Must never send anything. Read
+`resumption.py` for what can go on, `exchange.py` for who asks.
+"""
+
+from __future__ import annotations
+
+from trunkline import observe
+from trunkline.errors import GatewayError
+from trunkline.gateway.continuation import Continuation
+from trunkline.gateway.contracts import InferenceRequest, Pick, Route
+from trunkline.gateway.head import AnswerHead
+from trunkline.gateway.journal import read_journal
+from trunkline.gateway.line import ClientSide, Line
+from trunkline.gateway.relay import Relay
+from trunkline.gateway.resumption import NotResumable, Resumption, is_same_namespace, resume
+from trunkline.gateway.tenancy import Revoked
+from trunkline.ports.tokenizer import Tokenizer
+
+Passage = Relay | Continuation
+
+
+class Mending:
+    """See the module."""
+
+    __slots__ = ("_count", "_line", "_request", "_seam", "_tokenizer", "asked")
+
+    def __init__(self, line: Line, request: InferenceRequest) -> None:
+        self._line = line
+        self._request = request
+        self._seam: Resumption | None = None
+        self._count = 0
+        self._tokenizer: Tokenizer | None = None
+        self.asked = request
+        """What workers are asked."""
+
+    @property
+    def has_seam(self) -> bool:
+        """Whether a further attempt goes on with an answer that the client has a part of."""
+        return self._seam is not None
+
+    def renew(self, *, is_first: bool) -> None:
+        """Before each choice of a worker. Raises GatewayError."""
+        if self._seam is None:
+            if not is_first:
+                self._line.renew(self._request)
+        elif self.objection() is not None or not self._line.is_current(self._request):
+            raise _changed()
+
+    def picked(self, pick: Pick) -> None:
+        """A worker was chosen for what is asked. Raises GatewayError."""
+        self._tokenizer = pick.tokenizer
+        if self.asked is not self._request and not is_same_namespace(self._request, self.asked):
+            raise _changed()
+
+    def objection(self) -> GatewayError | None:
+        """Why nothing may go out now: against the request, or against what goes on of it."""
+        objection = self._line.objection(self._request)
+        if objection is None and self._seam is not None:
+            return self._line.objection(self.asked)
+        return objection
+
+    def seam_behind(self, passage: Passage) -> Resumption | None:
+        """How the stream goes on behind what was passed on; None where it cannot, and the log says
+        why.
+        """
+        if passage.forwarded is None:
+            why = "not all of it was kept"
+        elif self.objection() is not None or not self._line.is_current(self._request):
+            why = "the epochs that it began under were raised"
+        else:
+            try:
+                delivered = read_journal(passage.forwarded)
+                return resume(self._request, delivered, self._tokenizer, self._count + 1)
+            except NotResumable as error:
+                why = str(error)
+        observe.log.info("stream.not_resumable", request_id=self._request.request_id, why=why)
+        return None
+
+    def go_on(self, seam: Resumption, request: InferenceRequest) -> None:
+        """From here on this is asked, for what is behind the seam."""
+        self._seam, self.asked = seam, request
+
+    def passage(self, client: ClientSide, head: AnswerHead, before: Passage | None) -> Passage:
+        """What takes an answer with this head to the client, behind what it has already."""
+        request, retry = self._request, self._line.retry
+        is_stream = request.is_stream and request.route is not Route.OTHER and head.status == 200
+        most_bytes = retry.resume_buffer_bytes if is_stream and not retry.disable_retries else 0
+        if self._seam is None or before is None:
+            takes_chunks = client.takes_chunks
+            return Relay(client, head, takes_chunks=takes_chunks, most_kept_bytes=most_bytes)
+        self._mended()
+        return Continuation(client, self._seam, before, most_kept_bytes=most_bytes)
+
+    def end(self, client: ClientSide, seam: Resumption, before: Passage) -> Passage:
+        """Let an answer end that lacked no more than its end."""
+        self._mended()
+        last = Continuation(client, seam, before, most_kept_bytes=0)
+        last.finish()
+        return last
+
+    def _mended(self) -> None:
+        self._count += 1
+        self._line.counters.resumed_streams += 1
+
+
+def tokens_delivered(passage: Passage) -> int:
+    """As exactly as it can be told: by token ids, by events with text, by events."""
+    if passage.forwarded is None:
+        return passage.events_delivered
+    return read_journal(passage.forwarded).tokens
+
+
+def _changed() -> Revoked:
+    return Revoked("the access that its answer began under has changed")
