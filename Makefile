@@ -13,7 +13,7 @@ ARGS  ?=
 
 NATIVE_SOURCES := $(wildcard src/trunkline/native/cpp/*)
 
-.PHONY: help setup check format test test-vllm models nightly serve demo demo-vllm bench sim golden docs clean
+.PHONY: help setup check format test test-vllm models nightly serve demo demo-vllm bench sim chaos golden docs clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -89,6 +89,9 @@ bench: $(STAMP) ## Every published number; JSON=1 writes out/bench/*.json; fails
 
 sim: $(STAMP) ## The fleet model on a real trace; SEED=1
 	$(BIN)/trunkline simulate W1 --seed $(SEED) $(ARGS)
+
+chaos: $(STAMP) ## Faults on real processes, each against its goal; ARGS='--only F1,F2 --trials 20'
+	$(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 golden: $(STAMP) ## Write the golden transcripts anew; the diff is the review
 	GOLDEN=write $(BIN)/pytest -q tests/scenario
