@@ -110,9 +110,11 @@ def test_a_reset_of_an_idle_engine_costs_one_wrong_guess(
 
 
 def test_an_engine_that_is_killed_under_load_costs_at_most_what_it_was_answering(
-    lab: Lab, engines: list[Engine], flags: tuple[str, ...], started: Processes, figures: Figures
-) -> None:
-    victim = engines[1]
+    lab: Lab, engines: list[Engine], small_pool: Engine, flags: tuple[str, ...],
+    started: Processes, figures: Figures,
+) -> None:  # fmt: skip
+    """It comes back with the settings it had, and an empty cache."""
+    victim = small_pool
     gateway = started.gateway([engine.url for engine in engines], *flags)
     salt = salt_through(gateway, engines)
     with _Load(gateway) as load:
@@ -123,11 +125,10 @@ def test_an_engine_that_is_killed_under_load_costs_at_most_what_it_was_answering
         victim.kill()
         killed_at = time.monotonic()
         until(lambda: gateway.workers()[victim.worker]["state"] != "ready", "it is missed")
-        _make_small(victim)
         lab.start(victim)
         back = "it is chosen again"
         until(lambda: gateway.workers()[victim.worker]["state"] == "ready", back, START_S)
-        until(lambda: load.ended_at(victim, after=killed_at) > MUCH_LOAD, back)
+        until(lambda: len(load.prompts(after=killed_at, at=victim)) > MUCH_LOAD, back)
     broken = [end for end in load.ended if end.why]
     figures.add(
         f"engine killed under the load of {CLIENTS} clients: requests ended well, broken",
@@ -138,7 +139,8 @@ def test_an_engine_that_is_killed_under_load_costs_at_most_what_it_was_answering
         assert end.began_at < killed_at, f"it came after the kill: {end.why}"
         assert end.worker == victim.worker, f"another engine's, or nothing of it was told: {end}"
     assert len(broken) <= CLIENTS, "each client has one in flight"
-    compared = assert_directory_is_true(gateway, engines, salt, load.last_prompts())
+    asked = [*load.prompts(before=killed_at, at=victim)[-4:], *load.prompts()[-2 * CLIENTS :]]
+    compared = assert_directory_is_true(gateway, engines, salt, asked)
     assert compared > 0
 
 
@@ -149,15 +151,17 @@ def test_what_a_small_pool_has_evicted_is_expected_no_more(
     gateway = started.gateway([small_pool.url], *flags)
     salt = salt_through(gateway, [small_pool])
     removed_before = held_by(small_pool).removed
-    prompts = _prompts(24)
-    for prompt in prompts:
+    old, others, new = _prompts(4), _prompts(20), _prompts(8)
+    for prompt in old:
+        assert gateway.complete(prompt, max_tokens=40).status == 200
+    # Past the gateway: what it sends itself would push out its oldest guesses.
+    _ask(small_pool, salt, others)
+    for prompt in new:
         assert gateway.complete(prompt, max_tokens=40).status == 200
     wait_true(gateway, [small_pool], salt)
     held = held_by(small_pool)
-    assert not held.leading_tokens(prompts[0], salt), "the oldest is not there any more"
-    compared = assert_directory_is_true(
-        gateway, [small_pool], salt, [*prompts[:4], *prompts[::-3][:4]]
-    )
+    assert not any(held.leading_tokens(prompt, salt) for prompt in old)
+    compared = assert_directory_is_true(gateway, [small_pool], salt, [*old, *new[::-2]])
     removed = held.removed - removed_before
     figures.add(
         f"pool of {POOL_BLOCKS} blocks at rest: removed; tokens compared, all equal",
@@ -177,7 +181,7 @@ def test_what_a_paused_gateway_did_not_hear_is_asked_for_again(
     assert gateway.complete(prompt, max_tokens=1).status == 200
     wait_true(gateway, [small_pool], salt)
     before = rank_of(gateway, small_pool)["feed_stats"]
-    unheard = _lose_batches(gateway, small_pool, salt)
+    unheard = _lose_batches(gateway, small_pool, salt, prompt)
     wait_true(gateway, [small_pool], salt)
     after = rank_of(gateway, small_pool)["feed_stats"]
     assert after["replays"] > before["replays"]
@@ -191,6 +195,8 @@ def test_without_a_replay_nothing_is_guessed_at_and_what_comes_is_learnt(
 ) -> None:
     """Neither by a gateway that starts anew, nor by one that has lost batches: it forgets all."""
     engine = engines[1]
+    with processes() as started:
+        salt = salt_through(started.gateway([engines[0].url], *flags), engines[:1])
     engine.kill()
     _make_small(engine)
     engine.told_of_events["replay_endpoint"] = None
@@ -212,7 +218,7 @@ def test_without_a_replay_nothing_is_guessed_at_and_what_comes_is_learnt(
         answer = gateway.complete(learnt, max_tokens=1)
         assert answer.predicted == answer.cached > 0
 
-        _lose_batches(gateway, engine, "of nobody here")
+        _lose_batches(gateway, engine, salt, learnt)
         until(lambda: rank_of(gateway, engine)["feed_state"] == "live", "it is believed again")
         assert rank_of(gateway, engine)["feed_stats"]["relearned"] > 0
         answer = gateway.complete(learnt, max_tokens=1)
@@ -244,17 +250,21 @@ def _ask(engine: Engine, salt: str, prompts: Sequence[Sequence[int]]) -> None:
             assert answer.status_code == 200, answer.text
 
 
-def _lose_batches(gateway: Gateway, engine: Engine, salt: str) -> list[list[int]]:
-    """The gateway stands still while the engine tells more than sockets and queues hold, until its
-    whole pool is overwritten; what the engine was asked. The gateway goes on, and has seen that
-    something is missing.
+def _lose_batches(
+    gateway: Gateway, engine: Engine, salt: str, evicted: Sequence[int]
+) -> list[list[int]]:
+    """The gateway stands still while the engine tells more than sockets and queues hold, and goes
+    on when the whole pool is overwritten; it sees that something is missing. That `evicted` is gone
+    is among it: at first it is used again and again. What else the engine was asked.
     """
     dice = random.Random(time.monotonic_ns())
     unheard = [ids(dice, BLOCK_TOKENS + 1) for _ in range(LOST_BATCHES)]
     before = rank_of(gateway, engine)["feed_stats"]["gaps"]
     gateway.process.send(signal.SIGSTOP)
     try:
-        _ask(engine, salt, unheard)
+        for start in range(0, LOST_BATCHES, POOL_BLOCKS // 4):
+            asked = unheard[start : start + POOL_BLOCKS // 4]
+            _ask(engine, salt, [evicted, *asked] if start < LOST_BATCHES // 2 else asked)
     finally:
         gateway.process.send(signal.SIGCONT)
     # Only a later batch shows that some before it are missing.
@@ -296,15 +306,16 @@ class _Load:
             thread.join(2 * WAIT_S)
         assert not any(thread.is_alive() for thread in self.threads), "a client hangs"
 
-    def ended_at(self, engine: Engine, *, after: float) -> int:
-        """How many ended well there of those that began later."""
-        return sum(
-            end.worker == engine.worker and not end.why and end.began_at > after
+    def prompts(
+        self, *, after: float = 0.0, before: float = float("inf"), at: Engine | None = None
+    ) -> list[list[int]]:
+        """Of the requests that began in between and ended well, of one engine or of all."""
+        return [
+            end.prompt
             for end in self.ended
-        )
-
-    def last_prompts(self) -> list[list[int]]:
-        return [end.prompt for end in self.ended[-2 * CLIENTS :]]
+            if after < end.began_at < before and not end.why
+            if at is None or end.worker == at.worker
+        ]
 
     def _ask(self, number: int) -> None:
         dice = random.Random(f"{number} {time.monotonic_ns()}")
