@@ -13,7 +13,7 @@ ARGS  ?=
 
 NATIVE_SOURCES := $(wildcard src/trunkline/native/cpp/*)
 
-.PHONY: help setup check format test test-vllm models nightly serve demo demo-vllm bench sim chaos golden docs clean
+.PHONY: help setup check format test test-vllm models nightly serve demo demo-vllm bench sim faults sim-night chaos golden docs clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -92,6 +92,12 @@ sim: $(STAMP) ## The fleet model on a real trace; SEED=1
 
 chaos: $(STAMP) ## Faults on real processes, each against its goal; ARGS='--only F1,F2 --trials 20'
 	$(BIN)/python tests/chaos/chaos.py $(ARGS)
+
+faults: $(STAMP) ## Gateway, control and workers under drawn faults, on a virtual clock; SEED=1 or SEED=0-199
+	@PYTHONPATH=tests:tests/sim $(BIN)/python -m faults.runs $(SEED) --jobs $(JOBS) $(ARGS)
+
+sim-night: $(STAMP) ## The same for 10,000 seeds, with the rare states that they must reach
+	@PYTHONPATH=tests:tests/sim $(BIN)/python -m faults.runs 0-9999 --jobs $(JOBS) --rare 60 $(ARGS)
 
 golden: $(STAMP) ## Write the golden transcripts anew; the diff is the review
 	GOLDEN=write $(BIN)/pytest -q tests/scenario

@@ -1,0 +1,247 @@
+"""One run: a fleet and its clients through warm, faults, heal and rest, watched all the time.
+
+    setting.py ──► world.py ──► gate.py, crew.py   the product's parts, each machine by itself
+                      │  ├────► callers.py         clients, and what they got
+                      │  └────► troubles.py        what goes wrong when
+                      ├───────► ground_truth.py, checks.py   what must hold
+                      └───────► rare.py            what was seen at least once
+
+A run is a function of its setting: `digest` is the same again to the byte. Read `runs.py` for who
+runs many, and how a failing one is made smaller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import zlib
+from collections import Counter, deque
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from faults.callers import Caller, Prompts, outcome_of
+from faults.checks import Checks
+from faults.crew import Life
+from faults.gate import Durable, Gate, subject_of_tenant, worker_name
+from faults.ground_truth import Truth
+from faults.network import FaultyNet, FaultyPipe
+from faults.rare import Sightings
+from faults.setting import FAULTS_S, HEAL_S, REST_S, WARM_S, Call, Setting
+from faults.streams import Air
+from faults.troubles import Troubles
+from prometheus_client import disable_created_metrics, enable_created_metrics
+
+TICK_S = 0.05
+SETTLED_S = 0.7
+"""By then all workers have joined, and nobody has asked yet."""
+
+
+class World:
+    """Make it on its own loop, and `run` it once."""
+
+    def __init__(self, net: FaultyNet, setting: Setting, *, lines: int = 200) -> None:
+        """`lines`: how much of its end is told."""
+        self.net = net
+        self.setting = setting
+        self.violations: list[tuple[str, str]] = []
+        """(invariant, what was wrong), in the order in which they were seen."""
+        self.story: deque[str] = deque(maxlen=lines)
+        self.events = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.air = Air(net, setting.seed)
+        self.durable = Durable()
+        self.prompts = Prompts(setting.seed)
+        self.truth = Truth(setting, self.prompts, self.violate, self.epoch_of)
+        self.seen = Sightings(self)
+        self.checks = Checks(self)
+        self.troubles = Troubles(self)
+        self.gate = self._new_gate()
+        self.lives: dict[str, Life] = {}
+        self.earlier: list[Life] = []
+        self.life_counts: Counter[str] = Counter()
+        self.callers: dict[int, Caller] = {}
+        self.base_tasks = 0
+        self.is_over = False
+        self.transcript: list[str] | None = None
+        """All that is in the digest, where somebody wants to compare."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def run(self) -> None:
+        self.net.run_until_complete(self._play())
+
+    def violate(self, invariant: str, what: str) -> None:
+        if len(self.violations) < 50:
+            self.violations.append((invariant, f"{self.net.time():.3f} s  {what}"))
+            self.note("VIOLATION", f"{invariant}: {what}")
+
+    def note(self, kind: str, what: object = "") -> None:
+        """One line of the story, which is a part of what must be the same again."""
+        line = f"{self.net.time():9.4f}  {kind}  {what}"
+        self.story.append(line)
+        self._seal(line)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work of the world's own."""
+        self._tasks.append(self.net.create_task(work))
+
+    def epoch_of(self, tenant: int) -> int:
+        """As committed, whoever knows of it."""
+        return self.gate.registry.table.epochs.get(subject_of_tenant(tenant), 0)
+
+    # -- machines ----------------------------------------------------------------------------------
+
+    def start_worker(self, number: int) -> None:
+        """A new life of it."""
+        name = worker_name(number)
+        earlier = self.lives.get(name)
+        if earlier is not None:
+            self.earlier.append(earlier)
+        self.net.ground.vanished.discard(name)
+        self.life_counts[name] += 1
+        life = Life(
+            self.setting,
+            self.net,
+            self.air,
+            name,
+            self.life_counts[name],
+            lambda call: self.truth.comes(name, call),
+        )
+        self.lives[name] = life
+        self.truth.watch(life)
+        self.note("starts", f"{name}#{life.number}")
+
+    def kill_worker(self, number: int, *, is_silent: bool) -> None:
+        name = worker_name(number)
+        self.note("dies", f"{name} {'silently' if is_silent else ''}")
+        self.net.die(self.lives[name].machine, is_silent=is_silent)
+
+    def start_gate(self) -> None:
+        machine = self.gate.machine
+        self.checks.watch(self.gate)
+        machine.run(self.net.create_task, self.gate.run())
+
+    def kill_gate(self) -> None:
+        self.note("dies", "gateway")
+        self.checks.gate_dies()
+        self.net.die(self.gate.machine)
+
+    def restart_gate(self) -> None:
+        self.gate = self._new_gate()
+        self.start_gate()
+
+    def _new_gate(self) -> Gate:
+        return Gate(self.setting, self.net, self.air, self.durable)
+
+    # -- the run -----------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        setting, net = self.setting, self.net
+        net.on_arrival = self._note_arrival
+        for number in range(setting.worker_count):
+            self.start_worker(number)
+        self._set_ways()
+        self.start_gate()
+        self.begin(self._tick())
+        for trouble in setting.troubles:
+            self.begin(self.troubles.meet(trouble))
+        for call in setting.calls:
+            self.begin(self._call(call))
+        await self._until(SETTLED_S)
+        self.base_tasks = self.gate.machine.open_tasks(lambda _name: True)
+        await self._until(WARM_S + FAULTS_S)
+        self.troubles.heal()
+        await self._until(WARM_S + FAULTS_S + HEAL_S)
+        self.checks.has_healed()
+        for life in self.lives.values():
+            life.step()
+        await self._until(WARM_S + FAULTS_S + HEAL_S + REST_S)
+        for call in setting.calls:
+            caller = self.callers[call.number]
+            caller.outcome = outcome_of(caller)
+            self.checks.ended(caller)
+        self.checks.is_at_rest()
+        self.seen.look_back()
+        self.is_over = True
+        for error in net.stray_errors:
+            self.violate("I5", f"an error that nobody caught: {error}")
+
+    async def _until(self, at_s: float) -> None:
+        await asyncio.sleep(at_s - self.net.time())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.checks.look()
+            self.seen.look()
+
+    async def _call(self, call: Call) -> None:
+        await asyncio.sleep(call.at_s)
+        caller = self.callers[call.number] = Caller(self.net, call)
+        self.checks.begins(caller)
+        await caller.ask(self.prompts.body(call))
+        self.note("over", f"call {call.number} {len(caller.raw)} {zlib.crc32(caller.raw):08x}")
+
+    def _set_ways(self) -> None:
+        """As on an ordinary day; `Troubles.heal` brings them back to it."""
+        setting = self.setting
+        hosts = [worker_name(number) for number in range(setting.worker_count)]
+        for host in hosts:
+            for source, target in ((host, "gateway"), ("gateway", host)):
+                way = self.net.ground.way(source, target)
+                way.latency_s, way.jitter_s = setting.latency_s, setting.jitter_s
+
+    def _note_arrival(self, pipe: FaultyPipe, data: bytes | None) -> None:
+        """Every byte is in the digest, with its time and where it came to."""
+        size, seal = (len(data), zlib.crc32(data)) if data else (-1, 0)
+        line = f"{self.net.time():.6f} {pipe.host} {pipe.number} {size} {seal:08x}"
+        self._seal(line)
+
+    def _seal(self, line: str) -> None:
+        self.events += 1
+        self._digest.update(line.encode())
+        if self.transcript is not None:
+            self.transcript.append(line)
+
+
+@contextmanager
+def heard(world: World) -> Generator[None]:
+    """What the product and its servers log is a part of the story, and goes nowhere else."""
+    handler = _Heard(world)
+    loggers = [logging.getLogger(name) for name in ("trunkline", "uvicorn.error", "asyncio")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    disable_created_metrics()  # they tell when a process really began
+    try:
+        yield
+    finally:
+        enable_created_metrics()
+        for logger, (level, propagates) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagates
+
+
+class _Heard(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._world.is_over:
+            return
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        cause = record.exc_info[1] if record.exc_info else None
+        words = " ".join(f"{name}={value}" for name, value in sorted(fields.items()))
+        event = record.getMessage()
+        self._world.note("log", f"{event} {words} {cause!r}" if cause else f"{event} {words}")
+        self._world.seen.heard(event, fields)
+        self._world.checks.heard(event, cause)
