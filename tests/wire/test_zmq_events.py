@@ -293,6 +293,28 @@ def test_a_publisher_that_begins_anew_is_noticed_though_its_numbers_fit() -> Non
     run(main)
 
 
+def test_a_publisher_that_is_gone_is_doubted_until_it_is_heard_again() -> None:
+    async def main(bench: Bench) -> None:
+        publisher = WirePublisher()
+        async with bench.following(publisher.source()):
+            await bench.subscribed(publisher)
+            await publisher.publish(payload(block(1)))
+            await bench.until(lambda: bench.held() == 1)
+            assert bench.feed.next_tick is None
+            ports, ring = publisher.ports, list(publisher.ring)
+            await publisher.close()
+            await bench.until(lambda: bench.feed.next_tick is not None)
+            assert bench.held() == 1, "what it told is kept, and counts for less and less"
+            back = WirePublisher(ports=ports)
+            for _, known in ring:
+                await back.publish(known, skip=True)
+            await bench.until(lambda: bench.feed.next_tick is None)
+            assert bench.held() == 1
+            await back.close()
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     "frames",
     [

@@ -45,6 +45,11 @@ SOCKETS_A_WORKER = 4
 MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 """Larger ones end the connection; one that is over the payload's cap only is a gap, no more."""
 RECONNECT_SECS = 1.0
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 6_000
+"""Without an answer of the peer's library for so long, the connection is taken for broken. A
+machine that is busy to its limit answers late; a new connection costs a look at the ring.
+"""
 _END_OF_REPLAY = b"\xff" * 8
 
 _Socket = zmq.Socket[bytes]
@@ -115,6 +120,9 @@ class _Subscription:
     def open(self) -> None:
         """Subscribe first and ask for the past second, so that nothing falls in between."""
         self._events = events = self._socket(zmq.SUB, RECEIVE_HWM)
+        # A peer that vanished without a word is found out, and so is one that is stopped.
+        events.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        events.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         events.setsockopt(zmq.SUBSCRIBE, self._topic)
         self._monitor = events.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
@@ -217,6 +225,8 @@ class _Subscription:
             event: Any = parse_monitor_message(frames)  # the library's own loosely typed record
             is_lost = event["event"] == zmq.EVENT_DISCONNECTED
             self._await_connection(is_lost and not self._source.is_bound_by_us)
+            if is_lost:
+                self._carry_out(self._feed.disconnected(self._clock.now()))
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._carry_out(self._feed.reconnected(self._clock.now()))
 

@@ -15,7 +15,9 @@ from trunkline.control.views import Mode
 from trunkline.core.actions import (
     Action,
     FeedBlind,
+    FeedCutOff,
     FeedFailed,
+    FeedHeard,
     FeedTrusted,
     FeedUntrusted,
     RequestReplay,
@@ -51,6 +53,8 @@ class Hearing:
         self._on_mode = on_mode
         self._on_restart = on_restart
         self._silence = Silence()
+        self._cut_off: set[WorkerId] = set()
+        """Ranks of which nothing has been heard for minutes."""
 
     def begin(self, facts: Facts) -> None:
         """A life that announces these sources of events, or says why there are none."""
@@ -60,6 +64,7 @@ class Hearing:
     def end(self) -> None:
         self.feeds = {}
         self._silence = Silence()
+        self._cut_off.clear()
 
     def follow(self, worker: WorkerId, source: EventSource) -> None:
         self.feeds[worker] = self._parts.make_feed(worker, source)
@@ -104,6 +109,15 @@ class Hearing:
             case FeedBlind():
                 self.mode, self.reason = Mode.BLIND, action.reason
                 log.warning("feed.blind", worker=action.worker, why=action.reason)
+            case FeedCutOff():
+                log.warning("feed.cut_off", worker=action.worker, why=action.reason)
+                self._set(Mode.APPROXIMATE, action.reason)
+                self._cut_off.add(action.worker)
+            case FeedHeard():
+                log.info("feed.heard_again", worker=action.worker)
+                self._cut_off.discard(action.worker)
+                if not self._cut_off and self.mode is Mode.APPROXIMATE:
+                    self._set(Mode.EXACT, _FOLLOWS)
             case FeedUntrusted():
                 feed = self.feeds.get(action.worker)
                 is_lost = feed is None or bool(feed.reason)  # else it just begins to learn

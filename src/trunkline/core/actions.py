@@ -49,6 +49,21 @@ class FeedBlind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeedCutOff:
+    """Nothing has been heard of the worker for so long that all it told is forgotten."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedHeard:
+    """The worker tells of its cache again, after it was cut off."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedFailed:
     """The stream cannot be followed at all (no socket, address refused); nothing more will come of
     it.
@@ -66,4 +81,13 @@ class WorkerRestarted:
     incarnation: Incarnation
 
 
-Action = RequestReplay | FeedUntrusted | FeedTrusted | FeedBlind | FeedFailed | WorkerRestarted
+Action = (
+    RequestReplay
+    | FeedUntrusted
+    | FeedTrusted
+    | FeedBlind
+    | FeedCutOff
+    | FeedHeard
+    | FeedFailed
+    | WorkerRestarted
+)

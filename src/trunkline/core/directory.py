@@ -95,6 +95,8 @@ class _Holder:
     max_held: int
     is_trusted: bool = True
     is_barred: bool = False
+    told_share: float = 1.0
+    """Of what it told, what is believed to be there still."""
     digest: _Digest | None = None
     predicted_until: float = 0.0
     event_age_ms: float = 0.0
@@ -254,8 +256,16 @@ class Directory:
         holder.is_barred = is_barred
         self._note_special(worker, holder)
 
+    def doubt(self, worker: WorkerId, told_share: float) -> None:
+        """So much of what a worker told is believed to be there still; 1 believes all."""
+        assert 0.0 <= told_share <= 1.0, told_share
+        holder = self._holders[worker]
+        holder.told_share = told_share
+        self._note_special(worker, holder)
+
     def _note_special(self, worker: WorkerId, holder: _Holder) -> None:
-        if holder.is_trusted and not holder.is_barred and holder.digest is None:
+        is_plain = holder.is_trusted and not holder.is_barred and holder.digest is None
+        if is_plain and holder.told_share == 1.0:
             self._special.pop(worker, None)
         else:
             self._special[worker] = holder
@@ -386,10 +396,8 @@ class Directory:
         when the worker made the list, at the latest. Raises ValueError beyond 4,096 keys.
         """
         if len(checkpoints) > MAX_CHECKPOINTS_PER_HEARTBEAT:
-            raise ValueError(
-                f"{worker}: a heartbeat has {len(checkpoints)} checkpoint keys, "
-                f"at most {MAX_CHECKPOINTS_PER_HEARTBEAT} are taken"
-            )
+            most = MAX_CHECKPOINTS_PER_HEARTBEAT
+            raise ValueError(f"{worker}: {len(checkpoints)} checkpoint keys, at most {most}")
         holder = self._holders[worker]
         digest = holder.digest = holder.digest or _Digest()
         digest.reported = frozenset(checkpoints)
@@ -423,6 +431,8 @@ class Directory:
             elif holder.digest is not None and holder.block_tokens == chain.block_tokens:
                 depth = _digest_depth(holder.digest, checkpoints, chain, expected[slot])
                 expected[slot] = max(depth, device[slot])
+            elif holder.told_share < 1.0:
+                expected[slot] = int(expected[slot] * holder.told_share)
         return Match(
             block_tokens=chain.block_tokens,
             block_count=len(chain),

@@ -19,14 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trunkline.core.actions import (
-    Action,
-    FeedBlind,
-    FeedTrusted,
-    FeedUntrusted,
-    RequestReplay,
-    WorkerRestarted,
-)
+from trunkline.core.actions import Action, FeedBlind, FeedCutOff, RequestReplay, WorkerRestarted
+from trunkline.core.belief import Belief
 from trunkline.core.directory import MAX_EVENT_AGE_MS, Directory
 from trunkline.core.events import BlocksStored, EventBatch
 from trunkline.core.folding import Folding
@@ -85,7 +79,7 @@ class WorkerFeed:
         self._repair_count = 0
         self._is_rebuilding = False
         self._is_recheck_due = False
-        self._is_trusted = True
+        self._belief = Belief(worker, directory)
         self._is_blind = False
         self._recovery = Recovery(self._residency, can_replay=can_replay)
         self._undecodable_in_a_row = 0
@@ -135,7 +129,7 @@ class WorkerFeed:
         if not self._is_current() or self._is_blind:
             return None
         own = self._recovery.next_due() if self._replay is None else self._replay.deadline
-        due = (own, self._residency.next_expiry())
+        due = (own, self._residency.next_expiry(), self._belief.next_due())
         return min((instant for instant in due if instant is not None), default=None)
 
     # -- inputs ------------------------------------------------------------------------------------
@@ -196,11 +190,18 @@ class WorkerFeed:
             self._fail_replay(reason, now)
         return self._finish(now)
 
+    def disconnected(self, now: Instant) -> list[Action]:
+        """The connection broke: what changes there now is not heard of."""
+        if self._is_current() and not self._is_blind:
+            self._belief.disconnected(now)
+        return self._finish(now)
+
     def reconnected(self, now: Instant) -> list[Action]:
         """The connection was made anew: batches may be missing, and it may be another life of the
         engine. A replay tells; without one nothing does, so that all must be learnt anew.
         """
         if self._is_current() and not self._is_blind:
+            self._actions += self._belief.reconnected()
             if self._can_replay:
                 self._is_recheck_due = True
             elif self._sequence.has_begun:
@@ -432,8 +433,7 @@ class WorkerFeed:
         self._residency.clear()
         self._sequence.begin()
         self._replay = None
-        self._directory.trust(self.worker, False)
-        self._is_trusted = False
+        self._belief.show(False, reason)
         self._actions.append(FeedBlind(worker=self.worker, reason=reason))
 
     # -- after each input --------------------------------------------------------------------------
@@ -441,6 +441,7 @@ class WorkerFeed:
     def _finish(self, now: Instant) -> list[Action]:
         if self._is_current() and not self._is_blind:
             self._residency.expire(now)
+            self._doubt(now)
             if self.has_backlog:
                 self._drain(now)
             if self._residency.strike_count >= MAX_STRIKES:
@@ -466,15 +467,14 @@ class WorkerFeed:
         is_believed = (
             self._recovery.relearn_until is None and not self._is_rebuilding and not self._is_blind
         )
-        if is_believed == self._is_trusted:
-            return
-        self._is_trusted = is_believed
-        self._directory.trust(self.worker, is_believed)
-        if is_believed:
-            self._actions.append(FeedTrusted(worker=self.worker))
-        else:
-            reason = self.reason or "learning what the worker holds"
-            self._actions.append(FeedUntrusted(worker=self.worker, reason=reason))
+        self._actions += self._belief.show(is_believed, self.reason)
+
+    def _doubt(self, now: Instant) -> None:
+        """Of what was told before the connection broke, the more the longer that is ago."""
+        for action in self._belief.look(now):
+            self._actions.append(action)
+            if isinstance(action, FeedCutOff):
+                self._relearn(action.reason, now)
 
     def _is_catching_up(self) -> bool:
         return self._replay is not None or self._sequence.buffered_count > 0
