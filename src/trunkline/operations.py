@@ -291,6 +291,8 @@ class Operations:
             queue_ms=max((rank.queue_ms for rank in view.ranks), default=0.0),
             selections_count=sum(selections.get(rank.worker, 0) for rank in view.ranks),
             event_gaps_count=sum(rank.feed_stats.get("gaps", 0) for rank in view.ranks),
+            is_stream_recovering=any(rank.feed_state == "replaying" for rank in view.ranks),
+            is_stream_silent=any(rank.feed_state == "silent" for rank in view.ranks),
             is_stream_untrusted=any(
                 rank.feed_state in ("relearning", "blind") for rank in view.ranks
             ),

@@ -14,6 +14,7 @@ from test_membership_feeds import with_events
 from trunkline.control.views import Mode
 from trunkline.core.actions import FeedCutOff, FeedHeard
 from trunkline.core.belief import GIVEN_UP_MS, GRACE_MS, HALF_LIFE_MS, share_at
+from trunkline.core.feed import FeedState
 from trunkline.core.keys import as_tokens, chain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.gateway.contracts import OPEN_GRANT
@@ -50,6 +51,7 @@ def test_what_was_told_counts_less_the_longer_the_connection_is_down() -> None:
     assert expected(desk, 64) == 64
 
     desk.actions += desk.feed.disconnected(Instant(10_000.0))
+    assert desk.feed.state is FeedState.SILENT
     seen: list[int] = []
     at_ms = 10_000.0
     while not desk.has(FeedCutOff):

@@ -71,3 +71,19 @@ def test_pauses_double_up_to_their_cap_and_are_jittered() -> None:
         pauses_ms = [backoff_ms(config, index, dice) for _ in range(50)]
         assert all(ceiling_ms / 2 <= pause_ms <= ceiling_ms for pause_ms in pauses_ms)
         assert len(set(pauses_ms)) > 40
+
+
+def test_f9_where_every_call_fails_for_half_a_minute_attempts_stay_at_1_2_a_request() -> None:
+    config = RetryConfig()
+    budget = RetryBudget(config)
+    requests = retries = 0
+    for second in range(30):
+        for number in range(1_000):
+            now_s = second + number / 1_000.0
+            budget.count_request(now_s)
+            requests += 1
+            for _ in range(config.retry_max_retries):
+                retries += budget.try_spend(now_s)
+    floor = config.retry_budget_floor_per_s * 30
+    assert retries <= config.retry_budget_ratio * requests + floor
+    assert (requests + retries) / requests <= 1.2 + floor / requests

@@ -11,7 +11,7 @@ from trunkline.ports.worker import AttemptEnd
 TEST_S = 10.0
 
 
-def test_failures_open_the_breaker_and_a_trial_after_the_pause_closes_it() -> None:
+def test_c85_failures_open_the_breaker_and_a_trial_after_the_pause_closes_it() -> None:
     async def scenario() -> None:
         bench = Bench(cb_failure_threshold=3, cb_success_threshold=1, cb_timeout_duration_secs=0.1)
         async with asyncio.timeout(TEST_S), bench.membership:

@@ -69,6 +69,7 @@ def test_a_worker_has_all_its_series_in_base_units() -> None:
         queue_ms=1_500.0,
         selections_count=4,
         event_gaps_count=5,
+        is_stream_silent=True,
         is_stream_untrusted=True,
     )
     page = scraped(Workers(row))
@@ -80,6 +81,8 @@ def test_a_worker_has_all_its_series_in_base_units() -> None:
     assert page["worker_selection_total", ("w1",)] == 4
     assert page["kv_event_sequence_gaps_total", ("w1",)] == 5
     assert page["kv_event_stream_untrusted", ("w1",)] == 1
+    assert page["kv_event_stream_silent", ("w1",)] == 1
+    assert page["kv_event_stream_recovering", ("w1",)] == 0
 
 
 def test_series_of_a_removed_worker_are_gone_at_the_next_scrape() -> None:

@@ -111,6 +111,23 @@ def test_four_thousand_tokens_behind_120_ms_of_queue_are_computed_on_the_idle_wo
     assert row[1]["cost_ms"] == pytest.approx(45.0)
 
 
+def test_c85_a_worker_with_an_open_breaker_is_no_source_either_until_it_is_closed() -> None:
+    """Of the two legs of a pull, neither goes where the breaker is open."""
+    tokens = 8_192
+    table = Fleet16(3, token_ms=0.5, gib_per_s=20.0)
+    holder = WorkerId("w0")
+    table.load(0, 60_000.0)
+    assert table.route(tokens + 16, [tokens, 0, 0]).source == holder
+
+    table.fleet.update(holder, is_breaker_open=True)
+    decision = table.route(tokens + 16, [tokens, 0, 0])
+    assert (decision.source, decision.plan) == (None, Plan.RECOMPUTE)
+    assert decision.worker != holder
+
+    table.fleet.update(holder, is_breaker_open=False)
+    assert table.route(tokens + 16, [tokens, 0, 0]).source == holder
+
+
 def test_a_pull_is_explained_term_by_term() -> None:
     table = Fleet16(2, token_ms=0.1, fixed_ms=5.0, gib_per_s=10.0, setup_ms=2.0)
     table.load(0, 5_000.0)

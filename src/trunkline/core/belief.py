@@ -15,6 +15,8 @@ Must never: raise what was told above what it is. Read `feed.py` for who owns on
 
 from __future__ import annotations
 
+import math
+
 from trunkline.core.actions import Action, FeedCutOff, FeedHeard, FeedTrusted, FeedUntrusted
 from trunkline.core.directory import Directory
 from trunkline.core.records import Instant, WorkerId
@@ -35,7 +37,7 @@ def share_at(silent_ms: float) -> float:
     """Of what was told, what is expected to be there still after so long without news."""
     if silent_ms <= GRACE_MS:
         return 1.0
-    return 2.0 ** (-(silent_ms - GRACE_MS) / HALF_LIFE_MS)
+    return math.pow(2.0, -(silent_ms - GRACE_MS) / HALF_LIFE_MS)
 
 
 class Belief:
@@ -50,9 +52,9 @@ class Belief:
         self._looked_at = Instant(0.0)
 
     @property
-    def is_given_up(self) -> bool:
-        """The connection has been down for so long that nothing told is believed any more."""
-        return self._is_given_up
+    def is_silent(self) -> bool:
+        """The connection is down."""
+        return self._silent_since is not None
 
     def disconnected(self, now: Instant) -> None:
         if self._silent_since is None:

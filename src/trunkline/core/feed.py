@@ -103,6 +103,8 @@ class WorkerFeed:
             return FeedState.BLIND
         if self._recovery.relearn_until is not None:
             return FeedState.RELEARNING
+        if self._belief.is_silent:
+            return FeedState.SILENT
         return FeedState.REPLAYING if self._is_catching_up() else FeedState.LIVE
 
     @property

@@ -30,6 +30,8 @@ class FeedState(Enum):
     LIVE = "live"
     REPLAYING = "replaying"
     RELEARNING = "relearning"
+    SILENT = "silent"
+    """The connection is down: what was told counts, and for less and less."""
     BLIND = "blind"
     ENDED = "ended"
     """The worker has left, or registered anew: this feed does nothing any more."""

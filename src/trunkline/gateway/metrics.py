@@ -141,6 +141,8 @@ FAMILIES: Mapping[str, Family] = {
         _worker(Kind.GAUGE, "worker_queue_seconds", "Predicted prefill in front of a new request."),
         _worker(Kind.COUNTER, "worker_selection_total", "Times the worker was chosen."),
         _worker(Kind.COUNTER, "kv_event_sequence_gaps_total", "Gaps in the worker's events."),
+        _worker(Kind.GAUGE, "kv_event_stream_recovering", "1 while what was missed is replayed."),
+        _worker(Kind.GAUGE, "kv_event_stream_silent", "1 while its connection is down."),
         _worker(Kind.GAUGE, "kv_event_stream_untrusted", "1 while its entries are not believed."),
         _gauge("prefix_indexer_size", "Distinct blocks in the directory."),
         _gauge("prefix_indexer_hit_ratio", "Prompt tokens found at the chosen worker, share."),
@@ -216,6 +218,8 @@ class WorkerRow:
     queue_ms: float = 0.0
     selections_count: int = 0
     event_gaps_count: int = 0
+    is_stream_recovering: bool = False
+    is_stream_silent: bool = False
     is_stream_untrusted: bool = False
     is_degraded: bool = False
     """It does not tell its load, or announced events and sends none."""
@@ -235,6 +239,8 @@ class WorkerRow:
         yield Sample("worker_queue_seconds", self.queue_ms / 1_000.0, labels)
         yield Sample("worker_selection_total", self.selections_count, labels)
         yield Sample("kv_event_sequence_gaps_total", self.event_gaps_count, labels)
+        yield Sample("kv_event_stream_recovering", int(self.is_stream_recovering), labels)
+        yield Sample("kv_event_stream_silent", int(self.is_stream_silent), labels)
         yield Sample("kv_event_stream_untrusted", int(self.is_stream_untrusted), labels)
 
 
