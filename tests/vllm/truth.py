@@ -175,7 +175,7 @@ def assert_directory_is_true(
         assert answer.status == 200, answer.response.text
         decision = gateway.admin(f"/decisions/{answer.response.headers['x-request-id']}").json()
         known = {row["worker"]: row["matched_tokens"] for row in decision["candidates"]}
-        assert known == truth
+        assert known == truth, f"the gateway expects {known}, the engines hold {truth}"
         assert answer.cached == truth[answer.worker]
         compared += sum(truth.values())
     wait_true(gateway, engines, salt)
