@@ -283,6 +283,18 @@ class HealthConfig:
     load_interval_secs: float = setting(
         1.0, "Pause between readings of a worker's load.", low=0.05, high=3_600.0
     )
+    stream_gap_floor_ms: int = setting(
+        5_000,
+        "No pause between two tokens that is shorter counts against a worker; raise it for pools "
+        "that give their tokens slowly or in bursts.",
+        low=100,
+        high=86_400_000,
+    )
+    disable_gray_detection: bool = setting(
+        False,
+        "Leave no worker out for being silent, slow or late while its health probe is answered, "
+        "and take the time-outs of `[upstream]` as they are.",
+    )
     disable_self_test: bool = setting(
         False, "Test no worker by itself when it joins; `trunkline doctor` still does."
     )

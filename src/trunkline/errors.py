@@ -39,6 +39,13 @@ class WorkerTimeout(GatewayError):
     code = "worker_timeout"
 
 
+class WorkerLate(WorkerTimeout):
+    """The worker was silent for longer than it ever is. Another one may do better."""
+
+    code = "worker_late"
+    retryable = True
+
+
 class NoWorker(GatewayError):
     """No worker is usable: capacity does not exist."""
 

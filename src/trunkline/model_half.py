@@ -7,7 +7,7 @@ who puts both together, `assembly.py` for what decides.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from trunkline.assembly import Core
 from trunkline.authority import Authority
 from trunkline.config import Config
 from trunkline.control.fleets import Fleets, Members
+from trunkline.control.panic import watch_panic
 from trunkline.control.parts import MemberParts
 from trunkline.core.directory import Directory
 from trunkline.errand_side import PullTest, errands_of, examiner_of, warmers_of
@@ -22,6 +23,7 @@ from trunkline.gateway.by_model import ByModel
 from trunkline.gateway.contracts import Picker
 from trunkline.gateway.errands import Errands
 from trunkline.gateway.fair_line import LineLimits
+from trunkline.gateway.metrics import Sample
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
@@ -40,7 +42,19 @@ class Half:
     side: TenantSide | None
     """None where there is one tenant."""
     pull_test: PullTest
+    clock: Clock
     log: EventLog
+
+    def samples(self) -> Iterable[Sample]:
+        """What the metrics say of this model's fleet."""
+        yield from self.pull_test.samples()
+        fleet, now = self.core.fleet, self.clock.now()
+        usable, _ = fleet.usable(self.clock.boot())
+        yield Sample("panic_routing", int(fleet.is_panicking))
+        yield Sample("panics_total", fleet.panics_count)
+        headroom = fleet.headroom.left(len(usable), now)
+        if headroom is not None:
+            yield Sample("n_minus_1_headroom", headroom, (self.core.model.name,))
 
     @property
     def picker(self) -> Picker:
@@ -49,6 +63,7 @@ class Half:
     def beside(self, config: Config, clock: Clock) -> list[Coroutine[Any, Any, None]]:
         """What runs beside requests."""
         work: list[Coroutine[Any, Any, None]] = [_keep_house(self.core.directory, clock)]
+        work.append(watch_panic(self.core.fleet, clock, self.log))
         work += [self.side.filler.run()] if self.side else []
         work += [one.run() for one in warmers_of(self.core, clock, self.errands, self.log)]
         work += [] if config.health.disable_self_test else [self.pull_test.run()]
@@ -83,6 +98,7 @@ def half_of(
         errands=errands,
         side=side,
         pull_test=PullTest(core, clock, authority, errands, draw, log),
+        clock=clock,
         log=log,
     )
 

@@ -165,7 +165,7 @@ def _admin(
     from trunkline.settings import redacted
     from trunkline.tenant_side import TenantMetrics
 
-    sources: list[MetricsSource] = [operations, Summed([half.pull_test for half in halves])]
+    sources: list[MetricsSource] = [operations, Summed(halves)]
     if authority.tenants is not None:
         sides = [half.side for half in halves if half.side is not None]
         sources.append(TenantMetrics(sides, authority.tenants))

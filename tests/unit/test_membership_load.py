@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+from dataclasses import replace
 
-from member_bench import W0, Answers, Bench, bench_test, metrics, some_chain, until
+from member_bench import (
+    TEST_S,
+    W0,
+    Answers,
+    Bench,
+    bench_test,
+    metrics,
+    play,
+    some_chain,
+    until,
+)
 
 from trunkline.core.decision import Exclusion
 from trunkline.errors import WorkerTimeout
+from trunkline.ports.worker import AttemptEnd, Endpoint
 
 
 @bench_test
@@ -144,3 +157,92 @@ async def test_other_gateways_work_is_forgotten_when_the_worker_tells_only_of_it
     del answers.pages["/metrics"]
     answers.pages["/load"] = b'{"server_load": 2}'
     await until(lambda: bench.state().queue.foreign_ms == 0)
+
+
+class Stopped(Answers):
+    """While `stops` is set it accepts and says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(metrics=metrics())
+        self.stops: asyncio.Event | None = None
+
+
+async def _stopped(bench: Bench) -> Stopped:
+    answers = Stopped()
+    await bench.joined(answers=answers)
+    await bench.joined(2)
+    plain = bench.fetch
+
+    async def fetch(
+        endpoint: Endpoint, method: str, path: str, *, timeout_ms: float
+    ) -> tuple[int, bytes]:
+        if endpoint.port == 1 and answers.stops is not None:
+            await answers.stops.wait()
+        return await plain(endpoint, method, path, timeout_ms=timeout_ms)
+
+    bench.parts.fetch = fetch
+    return answers
+
+
+@bench_test
+async def test_f2_a_worker_that_says_nothing_is_left_out_within_three_heartbeats(
+    bench: Bench,
+) -> None:
+    answers = await _stopped(bench)
+    answers.stops = asyncio.Event()
+    stopped_at = bench.clock.now()
+    await until(lambda: bench.view().exclusion is Exclusion.SILENT)
+    assert bench.clock.now() - stopped_at <= 3_000.0
+    assert bench.view("w1:2").exclusion is None
+    assert bench.log.count("gray.silent") == 1
+    answers.stops.set()
+    await until(lambda: bench.view().exclusion is None)
+    assert bench.log.count("gray.heard") == 1
+
+
+@bench_test
+async def test_a_worker_too_busy_to_tell_its_load_is_not_silent_while_it_gives_tokens(
+    bench: Bench,
+) -> None:
+    answers = await _stopped(bench)
+    pace = bench.table.targets[W0].pace
+    assert pace is not None
+    answers.stops = asyncio.Event()
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        pace.moved(3, 100.0, bench.clock.now())
+        assert bench.view().exclusion is None
+    await until(lambda: bench.view().exclusion is Exclusion.SILENT)
+    pace.moved(3, 100.0, bench.clock.now())
+    await until(lambda: bench.view().exclusion is None)
+
+
+@bench_test
+async def test_missed_deadlines_leave_a_worker_out_until_its_time_is_over(bench: Bench) -> None:
+    await bench.joined()
+    await bench.joined(2)
+    target = bench.table.targets[W0]
+    for wanted in (None, Exclusion.SUSPECT, Exclusion.EJECTED):
+        target.on_sent()
+        target.on_ended(AttemptEnd.WORKER_LATE)
+        assert bench.view().exclusion is wanted
+        await asyncio.sleep(1.1)
+    assert bench.log.count("gray.ejected") == 1
+
+
+def test_nothing_is_held_against_a_worker_where_gray_detection_is_off() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.parts.health = replace(bench.parts.health, disable_gray_detection=True)
+        async with asyncio.timeout(TEST_S), bench.membership:
+            answers = await _stopped(bench)
+            target = bench.table.targets[W0]
+            assert target.pace is None
+            answers.stops = asyncio.Event()
+            for _ in range(5):
+                target.on_sent()
+                target.on_ended(AttemptEnd.WORKER_LATE)
+                await asyncio.sleep(1.0)
+                assert bench.view().exclusion is None
+
+    play(scenario)

@@ -10,8 +10,9 @@ import pytest
 
 from trunkline.core.cost import CostModel, calibrate
 from trunkline.core.decision import Decision, Exclusion, Reason
-from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.fleet import Changes, Fleet, WorkerState
 from trunkline.core.load import PrefillQueue
+from trunkline.core.pace import Standing
 from trunkline.core.policies import POLICIES
 from trunkline.core.profiles import PROFILES
 from trunkline.core.records import BootInstant, Instant, Slot, WorkerId
@@ -210,10 +211,13 @@ def test_the_terms_add_up_to_the_cost_and_to_the_gain() -> None:
         ({"is_healthy": False}, Exclusion.UNHEALTHY),
         ({"is_draining": True}, Exclusion.DRAINING),
         ({"is_breaker_open": True}, Exclusion.BREAKER),
+        ({"is_silent": True}, Exclusion.SILENT),
+        ({"standing": Standing.SUSPECT}, Exclusion.SUSPECT),
+        ({"standing": Standing.EJECTED}, Exclusion.EJECTED),
     ],
 )
 def test_a_filtered_worker_is_never_chosen_and_the_record_says_why(
-    change: dict[str, bool], exclusion: Exclusion
+    change: Changes, exclusion: Exclusion
 ) -> None:
     for policy in POLICIES:
         table = Table(2, policy=policy)
@@ -222,6 +226,55 @@ def test_a_filtered_worker_is_never_chosen_and_the_record_says_why(
             decision = table.route(1_000, [992, 0])
             assert decision.worker == "w1"
             assert decision.candidates.excluded == {"w0": exclusion}
+
+
+_DOUBTS: tuple[Changes, ...] = (
+    {"is_breaker_open": True},
+    {"is_silent": True},
+    {"standing": Standing.SUSPECT},
+    {"standing": Standing.EJECTED},
+)
+
+
+@pytest.mark.parametrize("doubted", range(5))
+def test_doubts_leave_out_half_of_the_fleet_at_most_and_beyond_it_nobody(doubted: int) -> None:
+    table = Table(4)
+    for index in range(doubted):
+        table.fleet.update(WorkerId(f"w{index}"), **_DOUBTS[index])
+    usable, excluded = table.fleet.usable(BOOT)
+    if doubted <= 2:
+        assert [state.worker for state in usable] == [f"w{i}" for i in range(doubted, 4)]
+        assert len(excluded) == doubted
+        assert not table.fleet.is_panicking
+    else:
+        assert [state.worker for state in usable] == ["w0", "w1", "w2", "w3"]
+        assert not excluded
+        assert table.fleet.is_panicking
+    assert table.fleet.panics_count == (doubted > 2)
+
+
+def test_a_panic_lets_nobody_in_who_is_out_for_certain_and_counts_each_time_once() -> None:
+    table = Table(4)
+    certain: tuple[Changes, ...] = ({"is_healthy": False}, {"is_draining": True})
+    for index, change in enumerate(certain):
+        table.fleet.update(WorkerId(f"w{index}"), **change)
+    for index in (2, 3):
+        table.fleet.update(WorkerId(f"w{index}"), is_breaker_open=True)
+    for _ in range(3):
+        table.fleet.update(WorkerId("w2"), is_full=False)  # it looks again
+        usable, excluded = table.fleet.usable(BOOT)
+        assert [state.worker for state in usable] == ["w2", "w3"]
+        assert excluded == {"w0": Exclusion.UNHEALTHY, "w1": Exclusion.DRAINING}
+    assert table.fleet.panics_count == 1
+    table.fleet.update(WorkerId("w2"), is_breaker_open=False)
+    assert [state.worker for state in table.fleet.usable(BOOT)[0]] == ["w2"]
+    assert not table.fleet.is_panicking
+
+
+def test_all_breakers_open_is_a_panic_and_not_an_empty_fleet() -> None:
+    table = Table(1)
+    table.fleet.update(WorkerId("w0"), is_breaker_open=True)
+    assert table.route(1_000, [0]).worker == "w0"
 
 
 def test_an_expired_lease_excludes_at_its_end_and_a_heartbeat_brings_back() -> None:

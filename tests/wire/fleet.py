@@ -156,6 +156,8 @@ class Processes:
             flags = (*flags, "--admin-port", "0")
         if "--no-disable-self-test" not in flags:
             flags = (*flags, "--disable-self-test")  # most tests count what workers are sent
+        if "--no-disable-gray-detection" not in flags:
+            flags = (*flags, "--disable-gray-detection")  # a loaded machine is silent at times
         if not {"--api-key", "--auth", "--state-dir"} & set(flags):
             flags = (*flags, "--auth", "off")
         named = ("--worker-urls", *urls) if urls else ()

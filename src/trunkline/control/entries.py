@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from trunkline.core.decision import Exclusion
 from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.pace import Standing
 from trunkline.core.records import BootInstant, WorkerId
 
 
@@ -58,6 +59,19 @@ class Entries:
         for state in self.states():
             if state.is_breaker_open != is_open:
                 self._fleet.update(state.worker, is_breaker_open=is_open)
+
+    def is_silent(self) -> bool:
+        return any(state.is_silent for state in self.states())
+
+    def set_silent(self, *, is_silent: bool) -> None:
+        for state in self.states():
+            if state.is_silent != is_silent:
+                self._fleet.update(state.worker, is_silent=is_silent)
+
+    def set_standing(self, standing: Standing) -> None:
+        for state in self.states():
+            if state.standing is not standing:
+                self._fleet.update(state.worker, standing=standing)
 
     def set_asleep(self, *, is_asleep: bool) -> None:
         for state in self.states():

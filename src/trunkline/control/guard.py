@@ -1,13 +1,14 @@
-"""The breaker of one life of a worker, and the two lines that are written of it.
+"""The breaker and the pace of one life of a worker, and the lines that are written of them.
 
-Owns what attempts do to the breaker. Must never: judge what an attempt was (`ports/worker.py` names
-the ends). Read `core/breaker.py` for the rules.
+Owns what attempts do to both. Must never: judge what an attempt was (`ports/worker.py` names the
+ends). Read `core/breaker.py` and `core/pace.py` for the rules.
 """
 
 from __future__ import annotations
 
-from trunkline.config import BreakerConfig
+from trunkline.config import BreakerConfig, HealthConfig
 from trunkline.core.breaker import Breaker, BreakerState
+from trunkline.core.pace import Pace, Standing
 from trunkline.core.records import Instant
 from trunkline.observe import EventLog
 from trunkline.ports.worker import AttemptEnd
@@ -16,9 +17,13 @@ from trunkline.ports.worker import AttemptEnd
 class Guard:
     """Closed at first. `retire` it with the life it is for: what ends later changes nothing."""
 
-    def __init__(self, worker: str, settings: BreakerConfig, log: EventLog) -> None:
+    def __init__(
+        self, worker: str, settings: BreakerConfig, health: HealthConfig, log: EventLog
+    ) -> None:
+        self.pace = Pace(gap_floor_ms=health.stream_gap_floor_ms)
         self._worker = worker
         self._settings = settings
+        self._is_pace_judged = not health.disable_gray_detection
         self._log = log
         self._breaker = Breaker(
             failure_threshold=settings.cb_failure_threshold,
@@ -26,6 +31,7 @@ class Guard:
             pause_ms=settings.cb_timeout_duration_secs * 1_000.0,
         )
         self._is_said_closed = True
+        self._said_standing = Standing.GOOD
         self._is_retired = False
 
     @property
@@ -45,6 +51,18 @@ class Guard:
         """Whether no attempt may be made."""
         return self._is_in_force() and not self._breaker.is_usable(now)
 
+    def standing(self, now: Instant) -> Standing:
+        """What its streams say of it, and a line where that became another."""
+        if not self._is_pace_judged or self._is_retired:
+            return Standing.GOOD
+        standing = self.pace.standing(now)
+        if standing is not self._said_standing:
+            self._said_standing = standing
+            is_good = standing is Standing.GOOD
+            write = self._log.info if is_good else self._log.warning
+            write(f"gray.{standing.value}", worker=self._worker)
+        return standing
+
     def sent(self, now: Instant) -> None:
         self._breaker.begin(now)
 
@@ -54,6 +72,9 @@ class Guard:
                 self._breaker.succeeded()
             case AttemptEnd.WORKER_FAILED:
                 self._breaker.failed(now)
+            case AttemptEnd.WORKER_LATE:
+                self._breaker.failed(now)
+                self.pace.missed(now)
             case AttemptEnd.CLIENT_GONE:
                 self._breaker.abandoned()
         if self.state(now) is BreakerState.CLOSED:

@@ -1,8 +1,8 @@
 """How busy a worker says it is: found out where it tells, read there from then on (C11).
 
 Owns the choice among the endpoints that engines have, and what a reading means for the worker's
-places in the fleet: full, asleep or paused. Must never: guess where nothing is told. Read
-`engine.py` for what they answer.
+places in the fleet: full, asleep, paused, or silent where none comes. Must never: guess where
+nothing is told. Read `engine.py` for what they answer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from trunkline.control.engine import (
 )
 from trunkline.control.entries import Entries
 from trunkline.control.parts import MemberParts
+from trunkline.core.pace import Pace
 from trunkline.errors import WorkerLost, WorkerTimeout
 from trunkline.observe import EventLog
 
@@ -30,6 +31,10 @@ routers in front of it.
 """
 PAUSE_PATH = "/is_paused"
 """Of engines in development mode; others are not paused."""
+
+SILENT_SECS = 2.0
+"""A worker that leaves a reading unanswered for so long, and gives no token meanwhile, is silent.
+With a reading each second that is three of them after its last word."""
 
 _NOTHING = LoadReport(running=0, waiting=None, memory_ratio=None)
 
@@ -97,6 +102,7 @@ class LoadWatch:
     parts: MemberParts
     cache: CacheFacts
     """As it was when the worker joined."""
+    pace: Pace
     on_other: Callable[[], None] = field(repr=False)
     """It is another than it was."""
     on_read: Callable[[], None] = field(repr=False)
@@ -105,7 +111,7 @@ class LoadWatch:
         """Until cancelled."""
         while True:
             try:
-                reading = await self.reader.read()
+                reading = await self._heard()
             except (WorkerLost, WorkerTimeout):
                 self._take(_NOTHING)  # its health probe says so
             else:
@@ -115,6 +121,30 @@ class LoadWatch:
                 if is_known and cache != self.cache:
                     self.on_other()  # restarted with other settings (C24)
             await asyncio.sleep(self.parts.health.load_interval_secs)
+
+    async def _heard(self) -> Reading:
+        """One reading. As long as it is waited for and no token comes either, the worker is silent;
+        one that fails is no word from it.
+        """
+        reading = asyncio.ensure_future(self.reader.read())
+        try:
+            while not reading.done():
+                tokens = self.pace.tokens
+                await asyncio.wait([reading], timeout=SILENT_SECS)
+                if not reading.done():
+                    self._note(is_silent=tokens == self.pace.tokens)
+            found = await reading
+        finally:
+            reading.cancel()
+        self._note(is_silent=False)
+        return found
+
+    def _note(self, *, is_silent: bool) -> None:
+        if self.parts.health.disable_gray_detection or is_silent == self.entries.is_silent():
+            return
+        self.entries.set_silent(is_silent=is_silent)
+        write = self.parts.log.warning if is_silent else self.parts.log.info
+        write("gray.silent" if is_silent else "gray.heard", worker=" ".join(self.entries.workers))
 
     def _take(self, report: LoadReport) -> None:
         states = self.entries.states()

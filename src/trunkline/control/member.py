@@ -67,7 +67,7 @@ class Member:
         self._is_draining = False
         self._health = Health(parts.health)
         self._load = LoadReader(spec.name, self._get, parts.log)
-        self._guard = Guard(spec.name, parts.breaker, parts.log)
+        self._guard = self._new_guard()
         self._self_test = SelfTest(spec.name, self._entries, parts)
         self._hearing = Hearing(
             spec.name, parts, on_mode=self._put_targets, on_restart=self._self_test.renew
@@ -252,8 +252,7 @@ class Member:
         # What we sent there and has not ended is still in flight, whatever the worker is now.
         queues = {state.worker: state.queue for state in self._entries.states()}
         self.leave()
-        # What its last life did wrong says nothing about this one.
-        self._guard = Guard(self.spec.name, parts.breaker, parts.log)
+        self._guard = self._new_guard()
         self._health.begin()
         self._self_test.begin()
         self._facts = facts
@@ -318,6 +317,7 @@ class Member:
                 wants_checkpoints=self._hearing.mode is Mode.DIGEST,
                 is_told_in_body=self.spec.agent is not None,
                 p2p=self.spec.p2p,
+                pace=None if self._parts.health.disable_gray_detection else guard.pace,
                 on_sent=partial(self._on_sent, guard),
                 on_ended=partial(self._on_ended, guard, worker),
             )
@@ -332,8 +332,9 @@ class Member:
             entries=self._entries,
             parts=self._parts,
             cache=facts.cache,
+            pace=self._guard.pace,
             on_other=self._again.set,
-            on_read=self._hearing.listen,
+            on_read=self._look_again,
         )
         following = [watch.run(), self._follow_health(), self._self_test.hold()]
         following.append(self._self_test.run(self._ranked, self._adapters, self._put_targets))
@@ -384,7 +385,7 @@ class Member:
                     self._complain("worker.unhealthy")
                 elif is_enough:
                     self._set_unhealthy()
-            self._sync_breaker()
+            self._sync_guard()
 
     async def _refresh_models(self) -> None:
         """Adapters come and go while an engine runs; its model does not."""
@@ -415,12 +416,22 @@ class Member:
         silent = ("events",) if self._hearing.is_silent else ()
         return (*silent, "load") if self._load.is_unknown else silent
 
-    # -- breaker ---------------------------------------------------------------------------------
+    # -- breaker and pace ------------------------------------------------------------------------
+
+    def _new_guard(self) -> Guard:
+        """What its last life did wrong says nothing about this one."""
+        parts = self._parts
+        return Guard(self.spec.name, parts.breaker, parts.health, parts.log)
+
+    def _look_again(self) -> None:
+        """What time alone changes."""
+        self._hearing.listen()
+        self._sync_guard()
 
     def _on_sent(self, guard: Guard) -> None:
         """`guard` is that of the life that the attempt was sent to."""
         guard.sent(self._parts.clock.now())
-        self._sync_breaker()
+        self._sync_guard()
 
     def _on_ended(self, guard: Guard, worker: WorkerId, end: AttemptEnd) -> None:
         guard.ended(end, self._parts.clock.now())
@@ -428,11 +439,13 @@ class Member:
             match end:
                 case AttemptEnd.COMPLETE:
                     self._hearing.answered(worker)
-                case AttemptEnd.WORKER_FAILED:
+                case AttemptEnd.WORKER_FAILED | AttemptEnd.WORKER_LATE:
                     self._health.doubt()
                 case AttemptEnd.CLIENT_GONE:
                     pass  # says nothing about the worker
-        self._sync_breaker()
+        self._sync_guard()
 
-    def _sync_breaker(self) -> None:
-        self._entries.set_breaker(is_open=self._guard.is_open(self._parts.clock.now()))
+    def _sync_guard(self) -> None:
+        now = self._parts.clock.now()
+        self._entries.set_breaker(is_open=self._guard.is_open(now))
+        self._entries.set_standing(self._guard.standing(now))

@@ -17,6 +17,9 @@ MAX_REMINDER_MS = 600_000.0
 DRAINS = "takes no new requests; those in flight end"
 SHOWN = {
     Exclusion.LEASE: "its heartbeats stopped: the lease of the last one ran out",
+    Exclusion.SILENT: "it accepts connections and says nothing: no answer, no token",
+    Exclusion.SUSPECT: "two of its streams missed their deadlines",
+    Exclusion.EJECTED: "streams missed their deadlines again and again: it is out for a while",
     Exclusion.ASLEEP: "its engine sleeps or is paused; a request would wait until it wakes",
     Exclusion.CHECKING: "whether it keeps tenants apart is being tested",
     Exclusion.WARMING: "it takes over what is hot before it takes requests",

@@ -55,6 +55,12 @@ class Exclusion(Enum):
     """Its engine sleeps or is paused."""
     CHECKING = "checking"
     """It has just come, and whether it keeps tenants apart is being tested."""
+    SILENT = "silent"
+    """It neither answered nor gave a token for some heartbeats."""
+    SUSPECT = "suspect"
+    """Its streams missed their deadlines twice."""
+    EJECTED = "ejected"
+    """They did so again: it is out for a while."""
     ISOLATION = "isolation-failed"
     """It reused KV under another salt: no request of a tenant goes there."""
 

@@ -2,8 +2,9 @@
 
 A worker with data-parallel ranks is one entry a rank. The list of usable workers is kept and
 rebuilt only when something changed, so that a decision does not pay for questions whose answer is
-the same as before. Must never: let an expired lease, an open breaker or a draining worker through.
-Read `routing.py` next.
+the same as before. A doubt (silence, strikes, an open breaker) leaves out half of the workers at
+the most: where it is more of them, the fault is likelier ours or the load's, and all are routed to.
+Must never: let an expired lease or a draining worker through. Read `routing.py` next.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from trunkline.core.decision import Exclusion
+from trunkline.core.headroom import Headroom
 from trunkline.core.load import ChurnClock, PrefillQueue
+from trunkline.core.pace import Standing
 from trunkline.core.placement import HashRing
 from trunkline.core.records import BootInstant, Instant, Slot, WorkerId
 
@@ -29,6 +32,10 @@ class WorkerState:
     is_healthy: bool = True
     is_draining: bool = False
     is_breaker_open: bool = False
+    is_silent: bool = False
+    """It neither answered nor gave a token for some heartbeats."""
+    standing: Standing = Standing.GOOD
+    """What its streams say of it."""
     is_full: bool = False
     """Above the memory or load watermark: keeps its prefixes, gets no new ones."""
     is_warming: bool = False
@@ -49,6 +56,8 @@ class Changes(TypedDict, total=False):
     is_healthy: bool
     is_draining: bool
     is_breaker_open: bool
+    is_silent: bool
+    standing: Standing
     is_full: bool
     is_warming: bool
     is_asleep: bool
@@ -57,16 +66,21 @@ class Changes(TypedDict, total=False):
 
 
 class Fleet:
-    """All workers of one model. Owns the hash ring and the common clock of churn."""
+    """All workers of one model. Owns the hash ring, the common clock of churn, and the headroom."""
 
     def __init__(self, *, virtual_nodes: int, now: Instant) -> None:
         self.ring = HashRing(virtual_nodes)
         self.churn = ChurnClock(now)
+        self.headroom = Headroom(now)
         self._states: dict[WorkerId, WorkerState] = {}
         self._usable: list[WorkerState] | None = None
         self._excluded: dict[WorkerId, Exclusion] = {}
         self._recheck_at = BootInstant(math.inf)
         self._block_sizes: list[int] = []
+        self.is_panicking = False
+        """More than half is in doubt, so that all are routed to; as of the last look."""
+        self.panics_count = 0
+        """How often it came to that."""
 
     def add(self, state: WorkerState) -> None:
         """Raises ValueError for a worker that is here already."""
@@ -135,19 +149,35 @@ class Fleet:
 
     def _rebuild(self, boot: BootInstant) -> None:
         self._usable, self._excluded = [], {}
+        doubted: dict[WorkerId, Exclusion] = {}
         self._recheck_at = BootInstant(math.inf)
         for state in self._states.values():
             reason = _exclusion(state, boot)
             if reason is not None:
                 self._excluded[state.worker] = reason
                 continue
+            doubt = _doubt(state)
+            if doubt is not None:
+                doubted[state.worker] = doubt
             self._usable.append(state)
             self._recheck_at = min(self._recheck_at, state.lease_ends_at)
+        self._settle(doubted)
         ready = [state for state in self._usable if not state.is_warming]
         if ready:
             warming = [state.worker for state in self._usable if state.is_warming]
             self._excluded.update(dict.fromkeys(warming, Exclusion.WARMING))
             self._usable = ready
+
+    def _settle(self, doubted: dict[WorkerId, Exclusion]) -> None:
+        """Leave out who is in doubt, or panic."""
+        assert self._usable is not None
+        was_panicking = self.is_panicking
+        self.is_panicking = 2 * len(doubted) > len(self._usable)
+        if not self.is_panicking:
+            self._excluded.update(doubted)
+            self._usable = [state for state in self._usable if state.worker not in doubted]
+        elif not was_panicking:
+            self.panics_count += 1
 
 
 def _exclusion(state: WorkerState, boot: BootInstant) -> Exclusion | None:
@@ -155,8 +185,6 @@ def _exclusion(state: WorkerState, boot: BootInstant) -> Exclusion | None:
         return Exclusion.UNHEALTHY
     if state.is_draining:
         return Exclusion.DRAINING
-    if state.is_breaker_open:
-        return Exclusion.BREAKER
     if boot >= state.lease_ends_at:
         return Exclusion.LEASE
     if state.is_asleep:
@@ -166,3 +194,17 @@ def _exclusion(state: WorkerState, boot: BootInstant) -> Exclusion | None:
     if state.is_unchecked:
         return Exclusion.CHECKING
     return None
+
+
+def _doubt(state: WorkerState) -> Exclusion | None:
+    if state.is_breaker_open:
+        return Exclusion.BREAKER
+    if state.is_silent:
+        return Exclusion.SILENT
+    match state.standing:
+        case Standing.GOOD:
+            return None
+        case Standing.SUSPECT:
+            return Exclusion.SUSPECT
+        case Standing.EJECTED:
+            return Exclusion.EJECTED

@@ -112,6 +112,10 @@ class Router:
         choice = self._policy.choose(question)
         return self._record(request, question, choice, excluded)
 
+    def cold_ms(self, prompt_tokens: int) -> float:
+        """Predicted prefill of a prompt of which nothing is there, by the profile."""
+        return self._cost.prefill_ms(prompt_tokens, 0)
+
     def _sources(
         self, request: RouteRequest, states: list[WorkerState], now: Instant
     ) -> list[Source]:

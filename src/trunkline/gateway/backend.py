@@ -28,6 +28,9 @@ WorkerCondition = Literal[
     "unhealthy",
     "draining",
     "breaker-open",
+    "silent",
+    "suspect",
+    "ejected",
     "lease-expired",
     "isolation-failed",
 ]

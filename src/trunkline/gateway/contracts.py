@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 from trunkline.core.epochs import Admission, EpochTable, domain_of
 from trunkline.core.identity import Epochs, Scope, ScopeKind
+from trunkline.core.pace import Pace
 from trunkline.core.principals import Principal
 from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import GatewayError
@@ -143,6 +144,10 @@ class InferenceRequest:
     """What its answer tells of its tenant's rate limits; empty where there are none."""
 
 
+def _nothing_ahead() -> float:
+    return 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class Pick:
     """One choice of worker for one attempt."""
@@ -163,6 +168,12 @@ class Pick:
     """The model's, where it is known and the request's prompt is tokens of it: a stream that breaks
     can be continued with it.
     """
+    pace: Pace | None = None
+    """What its worker's life is known by; None where nobody holds that against it."""
+    first_token_ms: float | None = None
+    """How long its first token may take; None for what the settings say."""
+    ahead_ms: Callable[[], float] = _nothing_ahead
+    """Predicted prefill that its worker has in front of it now, its own included."""
 
 
 class Picker(Protocol):

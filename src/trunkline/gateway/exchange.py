@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from trunkline import observe
 from trunkline.core.records import WorkerId
-from trunkline.errors import GatewayError, WorkerLost
+from trunkline.errors import GatewayError, WorkerLost, WorkerTimeout
 from trunkline.gateway.answers import UNREADABLE, error_event
 from trunkline.gateway.attempt import Attempt
 from trunkline.gateway.choice import Choice
@@ -28,6 +28,7 @@ from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
 from trunkline.gateway.mending import Mending, Passage, tokens_delivered
+from trunkline.gateway.patience import lateness, moved
 from trunkline.gateway.phases import ANSWERING, DONE, PAUSING, PICKING, WAITING, Phase, overdue
 from trunkline.gateway.relay import Relay, own_lines, rewrite
 from trunkline.gateway.retry import backoff_ms
@@ -40,30 +41,10 @@ class Exchange:
     """See the module. Worker connections call `received` and `lost`, the client's all the rest."""
 
     __slots__ = (
-        "_attempt",
-        "_attempts",
-        "_choice",
-        "_client",
-        "_first_error",
-        "_has_first_token",
-        "_has_moved",
-        "_headers",
-        "_held",
-        "_is_link_reusable",
-        "_line",
-        "_link",
-        "_mending",
-        "_pause",
-        "_phase",
-        "_pick",
-        "_relay",
-        "_request",
-        "_started_ms",
-        "_status",
-        "_timed_from_s",
-        "_tried",
-        "_ttft_ms",
-        "_worker",
+        "_attempt", "_attempts", "_choice", "_client", "_first_error", "_has_first_token",
+        "_headers", "_held", "_is_link_reusable", "_line", "_link", "_mending", "_pause",
+        "_phase", "_pick", "_relay", "_request", "_started_ms", "_status", "_timed_from_s",
+        "_tokens", "_tried", "_ttft_ms", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +73,8 @@ class Exchange:
         self._pause: asyncio.TimerHandle | None = None
         self._first_error: GatewayError | None = None
         self._is_link_reusable = False
-        self._has_moved = False
+        self._tokens = 0
+        """What moved since the last check: events of a stream, pieces of another answer."""
         self._has_first_token = False
         self._status = 0
         self._ttft_ms: float | None = None
@@ -205,7 +187,8 @@ class Exchange:
         """Nothing of this attempt has reached the client."""
         self._drop_link()
         self._first_error = error
-        self._end_attempt(AttemptEnd.WORKER_FAILED, None)
+        is_late = isinstance(error, WorkerTimeout)
+        self._end_attempt(AttemptEnd.WORKER_LATE if is_late else AttemptEnd.WORKER_FAILED, None)
         if error.retryable and self._may_retry():
             self._retry_later()
         else:
@@ -246,9 +229,10 @@ class Exchange:
                 self.objected(objection)
                 return
             assert relay is not None, "an answer that nobody passes on"
-            self._has_moved = True
-            if not self._has_first_token and (not relay.is_events or b"data:" in data):
-                self._first_token()
+            if not relay.is_events or b"data:" in data:  # a comment is no token
+                self._tokens += 1
+                if not self._has_first_token:
+                    self._first_token()
             if relay.pass_on(data):
                 self._answered()
         except (BrokenAnswer, BrokenFraming) as error:
@@ -269,7 +253,7 @@ class Exchange:
     def _answer(self, link: WorkerConnection, head: AnswerHead, body: bytes) -> None:
         client, before = self._client, self._relay
         self.stands_at(ANSWERING)
-        self._has_moved = False
+        self._tokens = 0
         self._link = link
         self._status = head.status
         self._is_link_reusable = head.keeps_alive
@@ -296,6 +280,8 @@ class Exchange:
 
     def _first_token(self) -> None:
         self._has_first_token = True
+        self._tokens = 0
+        self._timed_from_s = self._line.now_s()
         if self._status >= 300 or self._pick is None:
             return
         if self._ttft_ms is None:
@@ -438,7 +424,7 @@ class Exchange:
 
     def _end_attempt(self, end: AttemptEnd, cached_tokens: int | None) -> None:
         pick, self._pick = self._pick, None
-        if pick is not None and end is AttemptEnd.WORKER_FAILED:
+        if pick is not None and end in {AttemptEnd.WORKER_FAILED, AttemptEnd.WORKER_LATE}:
             self._line.counters.worker_failures += 1
         self._tell(pick, lambda pick: self._line.picker.ended(pick, end, cached_tokens))
 
@@ -476,18 +462,22 @@ class Exchange:
             if late is not None:
                 self._end_early(late)
                 return
-        limits = self._line.upstream
         is_answer_due = self._phase is ANSWERING or self._phase is WAITING
-        if self._has_moved or (is_answer_due and self._client.is_paused):
-            self._has_moved = False
+        waited_ms = (now_s - self._timed_from_s) * 1_000.0
+        is_stream = self._relay is None or self._relay.is_events
+        if self._tokens or (is_answer_due and self._client.is_paused):
+            if self._tokens and is_stream:
+                moved(self._pick, self._tokens, waited_ms, self._line.now_ms())
+            self._tokens = 0
             self._timed_from_s = now_s
             return
-        waited_ms = (now_s - self._timed_from_s) * 1_000.0
-        error = overdue(self._phase, waited_ms, limits, self._line.retry)
+        error = overdue(self._phase, waited_ms, self._line.upstream, self._line.retry)
+        if error is None and is_answer_due and is_stream:
+            error = lateness(self._pick, waited_ms, has_first_token=self._has_first_token)
         if error is None:
             return
         if self._phase is ANSWERING:
-            self._broken(error)
+            self._broken(error, AttemptEnd.WORKER_LATE)
         elif self._phase is PICKING:
             self._refuse(error)
         elif self._phase is PAUSING:

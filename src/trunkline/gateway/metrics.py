@@ -144,6 +144,14 @@ FAMILIES: Mapping[str, Family] = {
         _worker(Kind.GAUGE, "kv_event_stream_recovering", "1 while what was missed is replayed."),
         _worker(Kind.GAUGE, "kv_event_stream_silent", "1 while its connection is down."),
         _worker(Kind.GAUGE, "kv_event_stream_untrusted", "1 while its entries are not believed."),
+        _gauge("panic_routing", "Models with over half of their workers in doubt: an alarm."),
+        _counter("panics_total", "Times that this came about."),
+        _gauge(
+            "n_minus_1_headroom",
+            "Share of the workers' prefill time left after the loss of one and its cache; below 0 "
+            "that would shed requests.",
+            "model",
+        ),
         _gauge("prefix_indexer_size", "Distinct blocks in the directory."),
         _gauge("prefix_indexer_hit_ratio", "Prompt tokens found at the chosen worker, share."),
         _histogram("directory_lookup_seconds", "One look-up of a prompt's prefix."),

@@ -28,6 +28,7 @@ from trunkline.gateway.accounts import Accounts
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
 from trunkline.gateway.deadline import require_time
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
+from trunkline.gateway.patience import first_token_ms
 from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.telling import salted, told_headers, transfer_params
@@ -38,6 +39,7 @@ from trunkline.ports.worker import AttemptEnd, PullAddress, Target
 
 MAX_NOTES = 8
 """Lines beside a decision; a fleet with more trouble is explained well enough by these."""
+PANIC = "more than half of the workers are in doubt, so none was left out for that"
 
 
 class FleetPicker:
@@ -110,7 +112,10 @@ class FleetPicker:
             return  # how the pull went would be taken for how fast the worker is
         candidates, choice = ticket.decision.candidates, ticket.decision.choice
         predicted_ms = candidates.queue_ms[choice] + ticket.decision.miss_ms
-        calibrate(ticket.state.queue, predicted_ms=predicted_ms, observed_ms=now - ticket.sent_at)
+        observed_ms = now - ticket.sent_at
+        calibrate(ticket.state.queue, predicted_ms=predicted_ms, observed_ms=observed_ms)
+        if ticket.target.pace is not None:
+            ticket.target.pace.first_token(predicted_ms=predicted_ms, observed_ms=observed_ms)
 
     def pulled(self, pick: Pick, told: bytes) -> None:
         ticket: Ticket = pick.ticket
@@ -224,10 +229,14 @@ class FleetPicker:
         )
         if decision is None:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
-        if self.desk is not None and self.desk.degraded:
-            decision = replace(decision, notes=tuple(self.desk.degraded.values())[:MAX_NOTES])
+        if notes := self._notes():
+            decision = replace(decision, notes=notes[:MAX_NOTES])
         require_time(request, decision, now)
         return self._commit(request, decision, of_size, sources, now)
+
+    def _notes(self) -> tuple[str, ...]:
+        panic = (PANIC,) if self._fleet.is_panicking else ()
+        return panic if self.desk is None else (*panic, *self.desk.degraded.values())
 
     def _lacking(self, adapter: str) -> frozenset[WorkerId]:
         """Workers that do not serve this adapter; none for the model itself."""
@@ -371,9 +380,18 @@ class FleetPicker:
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
             tokenizer=self._prompts.exact_tokenizer,
+            pace=target.pace,
+            ahead_ms=lambda: state.queue.queue_ms(self._clock.now()),
+            first_token_ms=first_token_ms(
+                request,
+                decision,
+                target.pace,
+                cold_ms=self._router.cold_ms(decision.prompt_tokens) * state.queue.scale,
+            ),
         )
         self._charge(ticket, now)
-        self._remember(decision)
+        self.accounts.remember(decision)
+        self.receipts.add(decision)
         is_pullable = keys is not None and self._prompts.is_exact
         if (
             self.desk is not None
@@ -394,7 +412,9 @@ class FleetPicker:
         self._tickets.open(ticket, due)
         try:
             queue.start(ticket.number, decision.miss_ms, now)
-            self._fleet.churn.add(queue, decision.prompt_tokens - decision.expected_tokens, now)
+            prompt, known = decision.prompt_tokens, decision.expected_tokens
+            self._fleet.churn.add(queue, prompt - known, now)
+            self._fleet.headroom.add(decision.miss_ms, prompt, known, now)
             if ticket.keys is not None and target.predicted_ttl_ms > 0:
                 ttl_ms = target.predicted_ttl_ms
                 self._directory.predict(ticket.worker, ticket.keys, now=now, ttl_ms=ttl_ms)
@@ -432,17 +452,6 @@ class FleetPicker:
         public = None if keys is None else keys.public
         return self._namespaces.ticket(grant, attempt.state.block_tokens, public)
 
-    def _remember(self, decision: Decision) -> None:
-        accounts = self.accounts
-        accounts.decisions += 1
-        accounts.queued_ms += decision.candidates.queue_ms[decision.choice]
-        accounts.net_gain_ms += decision.gain.net_ms
-        accounts.plans[decision.plan] += 1
-        reason = decision.reason.value
-        accounts.reasons[reason] = accounts.reasons.get(reason, 0) + 1
-        accounts.selections[decision.worker] = accounts.selections.get(decision.worker, 0) + 1
-        self.receipts.add(decision)
-
     def _retract(self, ticket: Ticket, keys: KeyChain) -> None:
         """Nobody is to expect what this attempt did not fill, but for what others there will fill
         in its place, or had filled before it.
@@ -455,19 +464,10 @@ class FleetPicker:
             self._directory.unpredict(ticket.worker, lost)
 
     def _account(self, ticket: Ticket, block_tokens: int, cached_tokens: int) -> None:
-        accounts = self.accounts
-        predicted = ticket.decision.expected_tokens
-        if self._prompts.is_text:
-            accounts.reused_tokens += cached_tokens
-            return  # what was predicted is not counted in tokens
-        accounts.reported_prompts += 1
-        accounts.prompt_tokens += ticket.decision.prompt_tokens
-        accounts.predicted_tokens += predicted
-        accounts.reused_tokens += cached_tokens
-        accounts.hit_prompts += cached_tokens > 0
-        if cached_tokens + block_tokens <= predicted:
-            accounts.over_claims += 1
-            accounts.over_claimed_tokens += predicted - cached_tokens
+        if self._prompts.is_text:  # what was predicted is not counted in tokens
+            self.accounts.reused_tokens += cached_tokens
+        else:
+            self.accounts.reported(ticket.decision, block_tokens, cached_tokens)
 
 
 def _reusable_blocks(tokens: int, block_tokens: int) -> int:

@@ -14,6 +14,7 @@ from typing import Protocol
 from trunkline.core.actions import Action
 from trunkline.core.alignment import Examination
 from trunkline.core.feed import WorkerFeed
+from trunkline.core.pace import Pace
 from trunkline.core.records import WorkerId
 
 
@@ -62,7 +63,9 @@ class AttemptEnd(Enum):
     COMPLETE = "complete"
     """The whole answer went through; the worker's status was below 500."""
     WORKER_FAILED = "worker-failed"
-    """Connection refused or lost, time-out, status 5xx, or a broken answer."""
+    """Connection refused or lost, status 5xx, or a broken answer."""
+    WORKER_LATE = "worker-late"
+    """A deadline went by: a failure, and one that health probes may not see."""
     CLIENT_GONE = "client-gone"
     """The client left; says nothing about the worker."""
 
@@ -139,6 +142,9 @@ class Target:
     no header, and tells how pulls ended with its leases."""
     p2p: tuple[str, int] | None = None
     """Host and port of the engine's own peer-to-peer tier; None where it is not used."""
+    pace: Pace | None = None
+    """Of its present life: told what streams give, asked how long they may be silent. None where
+    nobody holds that against it."""
     on_sent: Callable[[], None] = ignore_sent
     on_ended: Callable[[AttemptEnd], None] = ignore_ended
     """Told of each attempt once when it is sent and once when it ends, for the breaker."""
