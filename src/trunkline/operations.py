@@ -102,7 +102,6 @@ class Operations:
         self._hide = hide
         self._holdings = holdings
         self._refused_credentials = refused_credentials
-        self._keys: dict[str, str] = {}
 
     # -- workers ---------------------------------------------------------------------------------
 
@@ -139,20 +138,28 @@ class Operations:
         """Join a worker. Raises ConfigError at the bound."""
         self._hide(spec.endpoint.api_key)
         self._membership.add(spec)
-        self._keys[spec.name] = spec.endpoint.api_key
 
     async def remove_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
         name = self._name(worker)
-        self._keys.pop(name, None)
         if not self._membership.remove(name):
             return None
         return WorkerJob(worker=WorkerId(name), state="removed")
 
-    async def drain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+    async def drain_worker(
+        self, worker: WorkerId, grace_secs: int | None
+    ) -> WorkerJob | Refused | None:
         name = self._name(worker)
-        if not self._membership.drain(name):
+        if not self._membership.drain(name, grace_secs):
             return None
         return WorkerJob(worker=WorkerId(name), state="draining")
+
+    async def undrain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        name = self._name(worker)
+        if not self._membership.undrain(name):
+            return None
+        view = self._membership.view(name)
+        assert view is not None, f"{name} was here just now"
+        return WorkerJob(worker=WorkerId(name), state=_state(view))
 
     async def check_worker(self, worker: WorkerId) -> WorkerView | Refused | None:
         name = self._name(worker)
@@ -197,7 +204,8 @@ class Operations:
     # -- heartbeats ------------------------------------------------------------------------------
 
     async def heartbeat_key(self, worker: WorkerId) -> str | None:
-        return self._keys.get(self._name(worker))
+        spec = self._membership.spec(self._name(worker))
+        return spec.endpoint.api_key if spec else None
 
     async def heartbeat(self, beat: Heartbeat) -> str | None:
         return self._membership.heartbeat(

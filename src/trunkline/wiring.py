@@ -337,7 +337,7 @@ async def _members(
         )
     )
     for half in halves:
-        half.parts.on_other = fleets.serves_another
+        half.parts.on_other, half.parts.on_left = fleets.serves_another, fleets.left
     return fleets
 
 

@@ -24,6 +24,7 @@ from member_bench import (
 from trunkline.config import RoutingConfig
 from trunkline.control.parts import HELD_SLACK_BLOCKS
 from trunkline.control.views import Mode
+from trunkline.core.decision import Exclusion
 from trunkline.core.directory import Directory
 from trunkline.core.records import WorkerId
 from trunkline.errors import ConfigError
@@ -203,3 +204,51 @@ async def test_a_worker_fills_no_more_of_the_directory_than_twice_what_it_can_ho
     assert bench.directory.held_count(W0) == limit
     feed.live(stored_batch(1, some_chain(), 1, first=limit), bench.clock.now())
     assert bench.directory.held_count(W0) == limit
+
+
+@bench_test
+async def test_a_worker_that_is_drained_with_a_grace_leaves_when_nothing_runs_there(
+    bench: Bench,
+) -> None:
+    left: list[str] = []
+    bench.parts.on_left = left.append
+    await bench.joined()
+    stay, queue = bench.table.targets[W0].stay, bench.state().queue
+    queue.start(1, 10.0, bench.clock.now())
+    assert bench.membership.drain(W0, 3.0)
+    await asyncio.sleep(1.0)
+    assert (bench.view().exclusion, stay.is_over) == (Exclusion.DRAINING, False)
+    queue.end(1, bench.clock.now())
+    await until(lambda: bench.membership.view(W0) is None)
+    assert (stay.is_over, left) == (True, [W0])
+    assert bench.clock.now() < 3_000.0
+
+
+@bench_test
+async def test_at_the_end_of_its_grace_it_leaves_whatever_runs_there(bench: Bench) -> None:
+    await bench.joined()
+    stay, queue = bench.table.targets[W0].stay, bench.state().queue
+    queue.start(1, 10.0, bench.clock.now())
+    bench.membership.drain(W0, 1.0)
+    bench.membership.drain(W0, 2.0)  # the last word counts
+    await asyncio.sleep(1.5)
+    assert not stay.is_over
+    await until(lambda: stay.is_over)
+    assert bench.membership.view(W0) is None
+
+
+@bench_test
+async def test_undrain_keeps_a_worker_that_was_about_to_leave(bench: Bench) -> None:
+    await bench.joined()
+    queue = bench.state().queue
+    queue.start(1, 10.0, bench.clock.now())
+    bench.membership.drain(W0, 1.0)
+    assert bench.membership.undrain(W0)
+    await asyncio.sleep(2.0)
+    assert bench.view().exclusion is None
+    assert not bench.membership.undrain("other:1")
+    bench.membership.drain(W0, 1.0)
+    bench.membership.remove(W0)  # and whoever comes in its place is not taken away
+    await bench.joined()
+    await asyncio.sleep(2.0)
+    assert bench.view().exclusion is None

@@ -43,6 +43,7 @@ async def test_a_worker_that_is_out_is_shown_with_what_its_probes_met(bench: Ben
 @bench_test
 async def test_an_open_breaker_is_the_reason_while_it_is_open(bench: Bench) -> None:
     await bench.joined()
+    await bench.joined(2)  # of a fleet that fails as a whole nobody is left out
     target = bench.table.targets[W0]
     for _ in range(bench.parts.breaker.cb_failure_threshold):
         target.on_sent()

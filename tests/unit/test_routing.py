@@ -255,9 +255,8 @@ def test_doubts_leave_out_half_of_the_fleet_at_most_and_beyond_it_nobody(doubted
 
 def test_a_panic_lets_nobody_in_who_is_out_for_certain_and_counts_each_time_once() -> None:
     table = Table(4)
-    certain: tuple[Changes, ...] = ({"is_healthy": False}, {"is_draining": True})
-    for index, change in enumerate(certain):
-        table.fleet.update(WorkerId(f"w{index}"), **change)
+    table.fleet.update(WorkerId("w0"), is_healthy=False)
+    table.fleet.update(WorkerId("w1"), is_draining=True)
     for index in (2, 3):
         table.fleet.update(WorkerId(f"w{index}"), is_breaker_open=True)
     for _ in range(3):

@@ -20,6 +20,7 @@ from trunkline.gateway.admin import admin_app
 from trunkline.gateway.backend import (
     Heartbeat,
     Refused,
+    WorkerCondition,
     WorkerJob,
     WorkerOrder,
     WorkerView,
@@ -83,11 +84,19 @@ class FakeBackend:
             return None
         return WorkerJob(worker=WorkerId(name), state="removed")
 
-    async def drain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+    async def drain_worker(
+        self, worker: WorkerId, grace_secs: int | None
+    ) -> WorkerJob | Refused | None:
+        return self._turned(worker, "draining")
+
+    async def undrain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        return self._turned(worker, "joining")
+
+    def _turned(self, worker: WorkerId, state: WorkerCondition) -> WorkerJob | None:
         if worker not in self.orders:
             return None
-        self.states[worker] = "draining"
-        return WorkerJob(worker=worker, state="draining")
+        self.states[worker] = state
+        return WorkerJob(worker=worker, state=state)
 
     async def check_worker(self, worker: WorkerId) -> WorkerView | Refused | None:
         return await self.worker(worker)

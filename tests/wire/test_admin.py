@@ -27,6 +27,8 @@ def test_a_worker_is_added_shown_drained_and_removed(port: AdminPort) -> None:
     assert client.get("/workers").json() == {"workers": [shown], "total": 1}
     assert client.post("/workers/10.0.0.1:8000/drain").status_code == 202
     assert client.get("/workers/10.0.0.1:8000").json()["state"] == "draining"
+    assert client.post("/workers/10.0.0.1:8000/undrain").status_code == 202
+    assert client.get("/workers/10.0.0.1:8000").json()["state"] == "ready"
     assert client.delete("/workers/10.0.0.1:8000").json()["state"] == "removed"
     assert code_of(client.get("/workers/10.0.0.1:8000")) == (404, "not_found")
 

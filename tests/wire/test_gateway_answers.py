@@ -35,6 +35,7 @@ from scripted import (
 )
 
 from trunkline.config import LimitsConfig
+from trunkline.gateway.contracts import AttemptEnd
 
 
 async def through(answer: bytes, request: bytes = post(), *, closes: bool = False) -> Reply:
@@ -390,7 +391,7 @@ async def test_c77_silence_inside_an_answer_ends_it_as_a_time_out() -> None:
         reply = await gateway.ask(post(STREAM))
         assert reply.is_whole
         assert json.loads(reply.events[-1])["error"]["type"] == "timeout"
-        assert gateway.picker.ends == [(w.name, FAILED, None)]
+        assert gateway.picker.ends == [(w.name, AttemptEnd.WORKER_LATE, None)]
 
 
 @wire

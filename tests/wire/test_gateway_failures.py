@@ -289,7 +289,7 @@ class BreakingPicker(FixedPicker):
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
         super().ended(pick, end, cached_tokens)
         breaker = self.breakers[pick.worker]
-        if end is FAILED:
+        if end in (FAILED, AttemptEnd.WORKER_LATE):
             breaker.failed(self.now)
         elif end is COMPLETE:
             breaker.succeeded()

@@ -107,6 +107,7 @@ FLEET_PATHS = [
     ("POST", "/workers", Act.WORKERS_CHANGE),
     ("GET", "/workers", Act.WORKERS_READ),
     ("POST", "/workers/w/drain", Act.WORKERS_CHANGE),
+    ("POST", "/workers/w/undrain", Act.WORKERS_CHANGE),
     ("POST", "/workers/w/check", Act.WORKERS_CHANGE),
     ("POST", "/workers/w/reset", Act.WORKERS_CHANGE),
     ("DELETE", "/workers/w", Act.WORKERS_CHANGE),

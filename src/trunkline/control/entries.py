@@ -51,9 +51,13 @@ class Entries:
         for worker in self.workers:
             self._fleet.update(worker, is_healthy=False)
 
-    def set_draining(self) -> None:
+    @property
+    def in_flight_count(self) -> int:
+        return sum(state.queue.in_flight_count for state in self.states())
+
+    def set_draining(self, *, is_draining: bool) -> None:
         for worker in self.workers:
-            self._fleet.update(worker, is_draining=True)
+            self._fleet.update(worker, is_draining=is_draining)
 
     def set_breaker(self, *, is_open: bool) -> None:
         for state in self.states():

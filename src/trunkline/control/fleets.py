@@ -81,6 +81,10 @@ class Fleets(Supervised):
             self._memberships[place.model].remove(name)
         return True
 
+    def left(self, name: str) -> None:
+        """Its membership let it go."""
+        self._places.pop(name, None)
+
     def serves_another(self, name: str) -> None:
         """It was found to serve none of the names of the model it is with: it is asked anew, unless
         it was added for that model.
@@ -97,14 +101,25 @@ class Fleets(Supervised):
         place = self._places.get(name)
         return place.spec if place else None
 
-    def drain(self, name: str) -> bool:
+    def drain(self, name: str, grace_secs: float | None = None) -> bool:
         place = self._places.get(name)
         if place is None:
             return False
+        home = self._home(name)
         place.is_draining = True
-        if place.model:
-            self._memberships[place.model].drain(name)
+        if home is not None:
+            home.drain(name, grace_secs)
+        elif grace_secs is not None:
+            self.remove(name)  # nothing runs there
         return True
+
+    def undrain(self, name: str) -> bool:
+        place = self._places.get(name)
+        if place is None:
+            return False
+        place.is_draining = False
+        home = self._home(name)
+        return home is None or home.undrain(name)
 
     async def check(self, name: str) -> CheckView | None:
         home = self._home(name)

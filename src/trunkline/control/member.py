@@ -41,7 +41,7 @@ from trunkline.core.fleet import WorkerState
 from trunkline.core.load import PrefillQueue
 from trunkline.core.records import BootInstant, Instant, WorkerId
 from trunkline.errors import WorkerLost, WorkerTimeout
-from trunkline.ports.worker import AttemptEnd, Target
+from trunkline.ports.worker import AttemptEnd, Stay, Target
 
 DISCOVERY_PAUSE_SECS = 0.5
 """Between attempts to reach a worker that has not answered yet."""
@@ -65,6 +65,7 @@ class Member:
         self._again = asyncio.Event()
         """Everything is to be asked anew: it was away, or is another than it was."""
         self._is_draining = False
+        self.stay = Stay()
         self._health = Health(parts.health)
         self._load = LoadReader(spec.name, self._get, parts.log)
         self._guard = self._new_guard()
@@ -103,9 +104,14 @@ class Member:
                     self._parts.log.error("worker.join_failed", cause=error, worker=self.spec.name)
                 await asyncio.sleep(DISCOVERY_PAUSE_SECS)
 
-    def drain(self) -> None:
-        self._is_draining = True
-        self._entries.set_draining()
+    def drain(self, *, is_draining: bool) -> None:
+        """No new requests, or again."""
+        self._is_draining = is_draining
+        self._entries.set_draining(is_draining=is_draining)
+
+    @property
+    def in_flight_count(self) -> int:
+        return self._entries.in_flight_count
 
     def leave(self) -> None:
         """Out of fleet, directory and targets, at once."""
@@ -317,6 +323,7 @@ class Member:
                 wants_checkpoints=self._hearing.mode is Mode.DIGEST,
                 is_told_in_body=self.spec.agent is not None,
                 p2p=self.spec.p2p,
+                stay=self.stay,
                 pace=None if self._parts.health.disable_gray_detection else guard.pace,
                 on_sent=partial(self._on_sent, guard),
                 on_ended=partial(self._on_ended, guard, worker),

@@ -22,6 +22,8 @@ from trunkline.errors import ConfigError
 MAX_WORKERS = 4_096
 """Most workers of one gateway; one more is refused with a clear error (C40)."""
 
+_FAREWELL_BEAT_S = 0.1
+
 
 class Membership(Supervised):
     """The workers of one gateway. An async context manager: leaving it ends all their tasks."""
@@ -31,6 +33,7 @@ class Membership(Supervised):
         self._parts = parts
         self._members: dict[str, Member] = {}
         self._lives: dict[str, asyncio.Task[None]] = {}
+        self._farewells: dict[str, asyncio.Task[None]] = {}
         self._leases = LeaseTable()
         self._heartbeat_ttl_ms = heartbeat_ttl_ms
 
@@ -58,6 +61,7 @@ class Membership(Supervised):
         if member is None:
             return False
         self._lives.pop(name).cancel()
+        self._stay(name)
         if self._parts.holdings is not None:
             self._parts.holdings.remove(name)
         workers = list(member.workers)
@@ -71,12 +75,45 @@ class Membership(Supervised):
         member = self._members.get(name)
         return member.spec if member else None
 
-    def drain(self, name: str) -> bool:
-        """Send no new requests there; what runs goes on. False when it is unknown."""
+    def drain(self, name: str, grace_secs: float | None = None) -> bool:
+        """Send no new requests there; what runs goes on. With a grace the worker leaves when
+        nothing runs there any more, or the grace is over: what still runs then is given up. False
+        when it is unknown.
+        """
         member = self._members.get(name)
-        if member is not None:
-            member.drain()
-        return member is not None
+        if member is None:
+            return False
+        self._stay(name)
+        member.drain(is_draining=True)
+        if grace_secs is not None:
+            farewell = self._leave(name, member, grace_secs)
+            self._farewells[name] = self.begin(farewell, f"farewell of {name}")
+        return True
+
+    def undrain(self, name: str) -> bool:
+        """Send requests there again. False when it is unknown, or has left."""
+        member = self._members.get(name)
+        if member is None:
+            return False
+        self._stay(name)
+        member.drain(is_draining=False)
+        return True
+
+    def _stay(self, name: str) -> None:
+        farewell = self._farewells.pop(name, None)
+        if farewell is not None:
+            farewell.cancel()
+
+    async def _leave(self, name: str, member: Member, grace_secs: float) -> None:
+        clock, log = self._parts.clock, self._parts.log
+        until = clock.now() + grace_secs * 1_000.0
+        while member.in_flight_count and clock.now() < until:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(_FAREWELL_BEAT_S)
+        member.stay.is_over = True
+        log.info("worker.drained", worker=name, given_up=member.in_flight_count)
+        del self._farewells[name]  # it is this task, and ends by itself
+        self.remove(name)
+        self._parts.on_left(name)
 
     async def check(self, name: str) -> CheckView | None:
         """Test a worker now; None when it is unknown, or cannot be reached."""

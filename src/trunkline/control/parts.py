@@ -54,6 +54,8 @@ class MemberParts:
     """Asked as a worker joins: why our keys are not of its blocks; empty where they are."""
     on_other: Callable[[str], None] = lambda _name: None
     """Told the name of a worker that serves another model than this one."""
+    on_left: Callable[[str], None] = lambda _name: None
+    """Told the name of a worker that left by itself, as its time for it was over."""
     holdings: Holdings | None = None
     """None where nothing is ever revoked: everybody is one tenant."""
     examine: Examine | None = None

@@ -55,6 +55,7 @@ from trunkline.gateway.permissions import Act, extent_of
 from trunkline.worker_url import worker_url_problem
 
 _MAX_DECISIONS = 10_000
+_MAX_GRACE_SECS = 86_400
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Label = Annotated[str, Meta(max_length=256)]
@@ -102,6 +103,7 @@ def admin_app(
         ("POST", "/workers", Act.WORKERS_CHANGE, admin.add_worker),
         ("GET", "/workers", Act.WORKERS_READ, admin.list_workers),
         ("POST", "/workers/{worker:path}/drain", Act.WORKERS_CHANGE, admin.drain_worker),
+        ("POST", "/workers/{worker:path}/undrain", Act.WORKERS_CHANGE, admin.undrain_worker),
         ("POST", "/workers/{worker:path}/check", Act.WORKERS_CHANGE, admin.check_worker),
         ("POST", "/workers/{worker:path}/reset", Act.WORKERS_CHANGE, admin.reset_worker),
         ("DELETE", "/workers/{worker:path}", Act.WORKERS_CHANGE, admin.remove_worker),
@@ -219,9 +221,16 @@ class _Admin:
         return await self._change(request, change, partial(self._backend.remove_worker, worker))
 
     async def drain_worker(self, request: Request) -> Response:
-        worker = _worker_named(request)
+        worker, query = _worker_named(request), query_of(request, "grace_secs")
+        grace_secs = whole_number(query, "grace_secs", 0, 0, _MAX_GRACE_SECS) if query else None
         change = FleetChange(verb="drain", worker=worker)
-        return await self._change(request, change, partial(self._backend.drain_worker, worker))
+        drain = partial(self._backend.drain_worker, worker, grace_secs)
+        return await self._change(request, change, drain)
+
+    async def undrain_worker(self, request: Request) -> Response:
+        worker = _worker_named(request)
+        change = FleetChange(verb="undrain", worker=worker)
+        return await self._change(request, change, partial(self._backend.undrain_worker, worker))
 
     async def reset_worker(self, request: Request) -> Response:
         worker = _worker_named(request)

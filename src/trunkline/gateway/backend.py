@@ -117,8 +117,16 @@ class AdminBackend(Protocol):
         """Forget it: no new requests, those in flight end. `worker` may also be its URL."""
         ...
 
-    async def drain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
-        """No new requests; it stays listed."""
+    async def drain_worker(
+        self, worker: WorkerId, grace_secs: int | None
+    ) -> WorkerJob | Refused | None:
+        """No new requests; it stays listed. With a grace it leaves when nothing runs there any
+        more, or that is over.
+        """
+        ...
+
+    async def undrain_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
+        """Requests again."""
         ...
 
     async def check_worker(self, worker: WorkerId) -> WorkerView | Refused | None:
@@ -414,7 +422,7 @@ class PublicView:
 class FleetChange:
     """What is about to happen to which worker, as its caller names it."""
 
-    verb: Literal["add", "drain", "remove", "reset"]
+    verb: Literal["add", "drain", "undrain", "remove", "reset"]
     worker: str
 
 

@@ -21,6 +21,7 @@ from trunkline.errors import GatewayError
 from trunkline.ports.tokenizer import Tokenizer
 from trunkline.ports.worker import AttemptEnd as AttemptEnd
 from trunkline.ports.worker import Endpoint as Endpoint
+from trunkline.ports.worker import Stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +169,8 @@ class Pick:
     """The model's, where it is known and the request's prompt is tokens of it: a stream that breaks
     can be continued with it.
     """
+    stay: Stay | None = None
+    """Whether its worker is still with us; None where it always is."""
     pace: Pace | None = None
     """What its worker's life is known by; None where nobody holds that against it."""
     first_token_ms: float | None = None

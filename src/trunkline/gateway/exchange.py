@@ -28,7 +28,7 @@ from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
 from trunkline.gateway.mending import Mending, Passage, tokens_delivered
-from trunkline.gateway.patience import lateness, moved
+from trunkline.gateway.patience import dismissed, lateness, moved
 from trunkline.gateway.phases import ANSWERING, DONE, PAUSING, PICKING, WAITING, Phase, overdue
 from trunkline.gateway.relay import Relay, own_lines, rewrite
 from trunkline.gateway.retry import backoff_ms
@@ -187,8 +187,7 @@ class Exchange:
         """Nothing of this attempt has reached the client."""
         self._drop_link()
         self._first_error = error
-        is_late = isinstance(error, WorkerTimeout)
-        self._end_attempt(AttemptEnd.WORKER_LATE if is_late else AttemptEnd.WORKER_FAILED, None)
+        self._end_attempt(_end_by(error), None)
         if error.retryable and self._may_retry():
             self._retry_later()
         else:
@@ -325,7 +324,7 @@ class Exchange:
     def _broken(self, error: GatewayError) -> None:
         """The worker of an answer that has begun failed: it goes on elsewhere, or ends here."""
         self._drop_link()
-        self._end_attempt(AttemptEnd.WORKER_FAILED, None)
+        self._end_attempt(_end_by(error), None)
         if not self._goes_on(error):
             self._break_off(error)
 
@@ -465,19 +464,21 @@ class Exchange:
         is_answer_due = self._phase is ANSWERING or self._phase is WAITING
         waited_ms = (now_s - self._timed_from_s) * 1_000.0
         is_stream = self._relay is None or self._relay.is_events
-        if self._tokens or (is_answer_due and self._client.is_paused):
+        error: GatewayError | None = dismissed(self._pick)
+        if error is None and (self._tokens or (is_answer_due and self._client.is_paused)):
             if self._tokens and is_stream:
                 moved(self._pick, self._tokens, waited_ms, self._line.now_ms())
             self._tokens = 0
             self._timed_from_s = now_s
             return
-        error = overdue(self._phase, waited_ms, self._line.upstream, self._line.retry)
+        if error is None:
+            error = overdue(self._phase, waited_ms, self._line.upstream, self._line.retry)
         if error is None and is_answer_due and is_stream:
             error = lateness(self._pick, waited_ms, has_first_token=self._has_first_token)
         if error is None:
             return
         if self._phase is ANSWERING:
-            self._broken(error, AttemptEnd.WORKER_LATE)
+            self._broken(error)
         elif self._phase is PICKING:
             self._refuse(error)
         elif self._phase is PAUSING:
@@ -486,3 +487,8 @@ class Exchange:
             self._next_attempt()
         else:
             self.failed(error)
+
+
+def _end_by(error: GatewayError) -> AttemptEnd:
+    is_late = isinstance(error, WorkerTimeout)
+    return AttemptEnd.WORKER_LATE if is_late else AttemptEnd.WORKER_FAILED

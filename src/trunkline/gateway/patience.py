@@ -12,8 +12,15 @@ from array import array
 from trunkline.core.decision import Decision
 from trunkline.core.pace import Pace
 from trunkline.core.records import Instant
-from trunkline.errors import WorkerLate
+from trunkline.errors import WorkerLate, WorkerLost
 from trunkline.gateway.contracts import InferenceRequest, Pick
+
+
+def dismissed(pick: Pick | None) -> WorkerLost | None:
+    """Why nothing more is taken from this worker, however well it answers; None while it is."""
+    if pick is None or pick.stay is None or not pick.stay.is_over:
+        return None
+    return WorkerLost("the worker was drained, and the time for its last answers is over")
 
 
 def lateness(pick: Pick | None, waited_ms: float, *, has_first_token: bool) -> WorkerLate | None:

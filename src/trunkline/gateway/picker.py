@@ -380,6 +380,7 @@ class FleetPicker:
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
             tokenizer=self._prompts.exact_tokenizer,
+            stay=target.stay,
             pace=target.pace,
             ahead_ms=lambda: state.queue.queue_ms(self._clock.now()),
             first_token_ms=first_token_ms(

@@ -119,6 +119,14 @@ class WorkerAgent(Protocol):
         ...
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stay:
+    """How long a worker is with us; all its lives and ranks share one."""
+
+    is_over: bool = False
+    """Its requests had their time to end, and are given up: tried elsewhere, or broken off."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Target:
     """What the data plane must know of a worker beside its routing state."""
@@ -145,6 +153,7 @@ class Target:
     pace: Pace | None = None
     """Of its present life: told what streams give, asked how long they may be silent. None where
     nobody holds that against it."""
+    stay: Stay = field(default_factory=Stay)
     on_sent: Callable[[], None] = ignore_sent
     on_ended: Callable[[AttemptEnd], None] = ignore_ended
     """Told of each attempt once when it is sent and once when it ends, for the breaker."""

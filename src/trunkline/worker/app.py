@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from types import FrameType
 
 import msgspec
 import uvicorn
@@ -42,7 +43,6 @@ from trunkline.worker.sglang import SglangSurface
 from trunkline.worker.storage import Storage, StorageParts, build_storage
 
 KEEP_ALIVE_S = 5  # the engine's own default
-GRACE_S = 5
 _BACKLOG = 2_048
 
 
@@ -254,7 +254,8 @@ async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S,
+        # The type says whole seconds; it is handed to `wait_for`, which takes any.
+        timeout_graceful_shutdown=options.drain_grace_ms / 1e3,  # type: ignore[arg-type]
         backlog=_BACKLOG,
     )
     await _Server(config).serve(sockets=[listener])
@@ -270,7 +271,14 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Ends with status 0 on SIGTERM, where uvicorn would raise the signal again."""
+    """Ends with status 0 on SIGTERM, where uvicorn would raise the signal again; the first one lets
+    answers end, a further one of any kind does not. Nobody is listening from the first on, which
+    tells a gateway at once.
+    """
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -103,6 +103,9 @@ class WorkerOptions:
         default="", repr=False, metadata={"sentence": "Bearer key of the heartbeats."}
     )
     heartbeat_interval_ms: int = _option(1_000, "Pause between heartbeats.", 10, 60_000)
+    drain_grace_ms: int = _option(
+        5_000, "On SIGTERM, answers have this long to end; a second one ends them.", 0, 86_400_000
+    )
     seed: int = _option(0, "Seed of the faults that happen by chance.", 0, 2**63 - 1)
     fault: tuple[str, ...] = _option((), f"Misbehaviour for tests: {', '.join(FAULT_KINDS)}.")
 
