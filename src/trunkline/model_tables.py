@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from trunkline.config import Config, ModelTable
+from trunkline.config import Config
+from trunkline.config_models import ModelTable
 from trunkline.errors import ConfigError
 from trunkline.leaf import Leaf, checked, from_toml, table_leaves, toml_value
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trunkline.config import Config, ModelTable
+from trunkline.config import Config
+from trunkline.config_models import ModelTable
 from trunkline.errors import ConfigError
 from trunkline.model_tables import MAX_MODELS, configs_of, names_of
 from trunkline.settings import redacted, resolve, to_toml

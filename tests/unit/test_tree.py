@@ -34,7 +34,8 @@ ARROWS: dict[str, set[str]] = {
     "sim": SHELL | {"replay"},
     "errors.py": set(),
     "setting.py": set(),
-    "config.py": {"setting.py"},
+    "config.py": {"setting.py", "config_models.py"},
+    "config_models.py": {"setting.py"},
     "worker_url.py": set(),
     "observe.py": set(),
 }
