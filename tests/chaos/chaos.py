@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,12 +26,20 @@ from types import FrameType
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wire"))  # fleet.py
 
 import deaths
+import disks
+import elsewhere
+import gateways
 import httpx
 import links
+import loads
 import storms
+import vanish
 from rows import Finding, Row, Stage, Verdict, held, table
 
-ROWS: tuple[Row, ...] = (*deaths.ROWS, *links.ROWS, *storms.ROWS)
+ROWS: tuple[Row, ...] = (
+    *(*deaths.ROWS, *vanish.ROWS, *links.ROWS, *storms.ROWS, *loads.ROWS),
+    *(*gateways.ROWS, *disks.ROWS, *elsewhere.ROWS),
+)
 
 
 def run(row: Row, args: argparse.Namespace) -> list[Finding]:
@@ -59,9 +68,8 @@ def wanted(only: str) -> list[Row]:
     if unknown:
         known = ", ".join(dict.fromkeys(row.fault for row in ROWS))
         raise SystemExit(f"no such fault: {', '.join(unknown)}; known are {known}")
-    return sorted(
-        (row for row in ROWS if not names or row.fault in names), key=lambda row: int(row.fault[1:])
-    )
+    chosen = (row for row in ROWS if not names or row.fault in names)
+    return sorted(chosen, key=lambda row: (row.fault[0], int(row.fault[1:])))
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -80,6 +88,7 @@ def _end_strays() -> None:
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="faults to try, as F1,F2; all unless told")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--trials", type=int, help="of each fault; as its goal says unless told")
     parser.add_argument("--seconds", type=float, help="longest phase under load; as the goal says")
     parser.add_argument("--seed", type=int, default=1, help="of the victims and moments")
@@ -90,7 +99,9 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     args = parsed(words)
     signal.signal(signal.SIGTERM, _interrupted)
-    rows = wanted(args.only)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    rows = [row for row in wanted(args.only) if args.part in (None, row.part)]
     findings: list[Finding] = []
     loads = [os.getloadavg()[0]]
     code = 0

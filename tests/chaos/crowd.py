@@ -214,9 +214,12 @@ class _Wire(asyncio.Protocol):
             self._transport.abort()
 
 
-async def exchange(ask: Ask, urls: Sequence[str], now: Outcome | None = None) -> Outcome:
+async def exchange(
+    ask: Ask, urls: Sequence[str], now: Outcome | None = None, key: str = ""
+) -> Outcome:
     """One request to the first of these gateways that takes the connection."""
     outcome = now or Outcome(ask, time.monotonic())
+    asker = f"authorization: Bearer {key}\r\n" if key else ""
     loop = asyncio.get_running_loop()
     body = ask.body()
     try:
@@ -225,7 +228,8 @@ async def exchange(ask: Ask, urls: Sequence[str], now: Outcome | None = None) ->
                 where = urlsplit(url)
                 head = (
                     f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\n"
-                    f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+                    f"{asker}content-type: application/json\r\n"
+                    f"content-length: {len(body)}\r\n\r\n"
                 )
                 ended: asyncio.Future[None] = loop.create_future()
                 wire = _Wire(outcome, head.encode() + body, ended)
@@ -261,11 +265,13 @@ class Crowd:
         *,
         clients: int = 0,
         rate_per_s: float = 0.0,
+        key: str = "",
     ) -> None:
         assert bool(clients) is not bool(rate_per_s)
         self._urls = urls if callable(urls) else lambda _turn: urls
         self._make = make
         self._clients = clients
+        self._key = key
         self.rate_per_s = rate_per_s
         """May be changed while it runs."""
         self._is_over = False
@@ -290,11 +296,10 @@ class Crowd:
 
     def flowing(self) -> list[Outcome]:
         """Exchanges that have got a part of their answer."""
-        return [outcome for outcome in list(self._open.values()) if outcome.ids]
+        return [outcome for outcome in self.running() if outcome.ids]
 
-    @property
-    def open_count(self) -> int:
-        return len(self._open)
+    def running(self) -> list[Outcome]:
+        return list(self._open.values())
 
     def since(self, began_s: float, until_s: float = float("inf")) -> list[Outcome]:
         """Ended ones that were sent in that time."""
@@ -327,7 +332,7 @@ class Crowd:
         key = self._count
         self._open[key] = outcome
         try:
-            await exchange(outcome.ask, self._urls(turn), outcome)
+            await exchange(outcome.ask, self._urls(turn), outcome, self._key)
         finally:
             del self._open[key]
         self.outcomes.append(outcome)

@@ -40,7 +40,7 @@ def again(started: Processes, dead: Process) -> Process:
 
 
 def gateway(
-    started: Processes, urls: Sequence[str], *flags: str, ready: int | None = None
+    started: Processes, urls: Sequence[str], *flags: str, under: Sequence[str] = ()
 ) -> Gateway:
     named = ("--worker-urls", *urls) if urls else ()
     if not {"--auth", "--state-dir"} & set(flags):
@@ -49,10 +49,11 @@ def gateway(
     process = started.begin(
         "serve", *named, *ports, *PROBES,
         "--profile", PROFILE, "--disable-self-test", "--decision-header", *flags,
+        under=under,
     )  # fmt: skip
     process.wait_ready()
     made = Gateway(process)
-    made.wait_ready(len(urls) if ready is None else ready)
+    made.wait_ready(len(urls))
     return made
 
 

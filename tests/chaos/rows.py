@@ -116,6 +116,8 @@ class Row:
     title: str
     run: Callable[[Stage], list[Finding]]
     limit_s: float = 1_800.0
+    part: str = ""
+    """Told apart by this, where a fault has several rows."""
 
 
 def table(findings: Sequence[Finding]) -> str:

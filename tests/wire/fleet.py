@@ -117,8 +117,10 @@ class Processes:
     def __init__(self) -> None:
         self._all: list[Process] = []
 
-    def begin(self, *words: str) -> Process:
-        """Start without waiting, so that several can start at once."""
+    def begin(self, *words: str, under: Sequence[str] = ()) -> Process:
+        """Start without waiting, so that several can start at once. `under`: what runs it, in the
+        same process in the end.
+        """
         said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         environment = {
             name: value
@@ -126,7 +128,7 @@ class Processes:
             if not name.startswith("TRUNKLINE_") or name == "TRUNKLINE_PURE"
         }
         child = subprocess.Popen(
-            [sys.executable, "-m", "trunkline", *words],
+            [*under, sys.executable, "-m", "trunkline", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=said,
