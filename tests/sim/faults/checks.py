@@ -44,6 +44,7 @@ WINDOW_S = 9.0
 BUDGET_SHARE = 0.2
 ACK_SLACK_MS = 200.0
 """The store, the audit's patience and the ways."""
+_TIMED = (Exclusion.SUSPECT, Exclusion.EJECTED)
 _BUGS = ("exchange.bug", "worker.join_failed", "worker.follow_failed", "revocation.holder_failed")
 
 
@@ -65,6 +66,8 @@ class Checks:
         """Calls that were open when the gateway died."""
         self.raises = 0
         self.was_raised: set[int] = set()
+        self.doubted: dict[str, None] = {}
+        """Workers that were still left out for what their streams missed."""
 
     # -- while it runs -----------------------------------------------------------------------------
 
@@ -260,8 +263,11 @@ class Checks:
             name = worker_name(number)
             state = next((state for state in usable if state.worker == name), None)
             if state is None:
-                why = next((e.value for w, e in excluded.items() if w == name), "not in the fleet")
-                world.violate("LIVE", f"{name} is not back: {why}")
+                why = next((e for w, e in excluded.items() if w == name), None)
+                if why in _TIMED:
+                    self.doubted[name] = None  # for its time: see `is_believed_again`
+                else:
+                    world.violate("LIVE", f"{name} is not back: {why.value if why else 'unknown'}")
             holder = gate.holdings.find(name)
             if holder is None or not holder.is_granted():
                 world.violate("LIVE", f"{name} has no lease again")
@@ -270,6 +276,15 @@ class Checks:
                 world.violate("LIVE", f"{name} believes no lease")
             if life.fence.freshness.rev != gate.registry.rev:
                 world.violate("LIVE", f"{name} knows revision {life.fence.freshness.rev}")
+
+    def is_believed_again(self) -> None:
+        """LIVE: strikes fade, and who was ejected for them is let in again."""
+        gate = self._world.gate
+        usable, excluded = gate.core.fleet.usable(gate.clock.boot())
+        for name in self.doubted:
+            if all(state.worker != name for state in usable):
+                why = next((e.value for w, e in excluded.items() if w == name), "unknown")
+                self._world.violate("LIVE", f"{name} is not back when its doubts are over: {why}")
 
     def is_at_rest(self) -> None:
         """I9 and DIR."""

@@ -33,6 +33,8 @@ from faults.streams import Air
 from faults.troubles import Troubles
 from prometheus_client import disable_created_metrics, enable_created_metrics
 
+from trunkline.core.pace import STRIKE_LASTS_MS
+
 TICK_S = 0.05
 SETTLED_S = 0.7
 """By then all workers have joined, and nobody has asked yet."""
@@ -167,6 +169,9 @@ class World:
             self.checks.ended(caller)
         self.checks.is_at_rest()
         self.seen.look_back()
+        if self.checks.doubted:
+            await asyncio.sleep(STRIKE_LASTS_MS / 1e3)
+            self.checks.is_believed_again()
         self.is_over = True
         for error in net.stray_errors:
             self.violate("I5", f"an error that nobody caught: {error}")
