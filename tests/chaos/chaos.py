@@ -32,13 +32,14 @@ import gateways
 import httpx
 import links
 import loads
+import soak
 import storms
 import vanish
 from rows import Finding, Row, Stage, Verdict, held, table
 
 ROWS: tuple[Row, ...] = (
     *(*deaths.ROWS, *vanish.ROWS, *links.ROWS, *storms.ROWS, *loads.ROWS),
-    *(*gateways.ROWS, *disks.ROWS, *elsewhere.ROWS),
+    *(*gateways.ROWS, *disks.ROWS, *elsewhere.ROWS, *soak.ROWS),
 )
 
 
@@ -68,7 +69,7 @@ def wanted(only: str) -> list[Row]:
     if unknown:
         known = ", ".join(dict.fromkeys(row.fault for row in ROWS))
         raise SystemExit(f"no such fault: {', '.join(unknown)}; known are {known}")
-    chosen = (row for row in ROWS if not names or row.fault in names)
+    chosen = (r for r in ROWS if r.fault in names or not (names or r.is_only_when_named))
     return sorted(chosen, key=lambda row: (row.fault[0], int(row.fault[1:])))
 
 

@@ -301,6 +301,13 @@ class Crowd:
     def running(self) -> list[Outcome]:
         return list(self._open.values())
 
+    def taken(self) -> list[Outcome]:
+        """Those that have ended since it was last asked; they are forgotten."""
+        count = len(self.outcomes)
+        ended = self.outcomes[:count]
+        del self.outcomes[:count]
+        return ended
+
     def since(self, began_s: float, until_s: float = float("inf")) -> list[Outcome]:
         """Ended ones that were sent in that time."""
         return [o for o in list(self.outcomes) if began_s <= o.sent_s < until_s]

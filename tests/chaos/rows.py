@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -74,6 +75,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def growth(samples: Sequence[tuple[float, float]]) -> float:
+    """Slope of the line of least squares, in percent of the mean an hour."""
+    if len(samples) < 3:
+        return math.nan
+    fit = statistics.linear_regression([at for at, _ in samples], [value for _, value in samples])
+    mean = statistics.fmean(value for _, value in samples)
+    return 100.0 * fit.slope * 3_600.0 / mean if mean else 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class Stage:
     """What a row is given: how often, how long, and where its dice come from."""
@@ -118,6 +128,7 @@ class Row:
     limit_s: float = 1_800.0
     part: str = ""
     """Told apart by this, where a fault has several rows."""
+    is_only_when_named: bool = False
 
 
 def table(findings: Sequence[Finding]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rows import Verdict, all_of, at_most, none_of, percentile, table
+from rows import Verdict, all_of, at_most, growth, none_of, percentile, table
 from toxic import Link, Toxic
 
 TOOL = Path(__file__).with_name("chaos.py")
@@ -81,6 +82,14 @@ def test_what_was_never_tried_or_measured_is_no_success() -> None:
     assert at_most("F1", "gap", percentile([], 0.95), 1.0, "s").verdict is Verdict.FAIL
     assert at_most("F1", "gap", 1.0, 1.0, "s").verdict is Verdict.PASS
     assert "FAIL" in table([all_of("F1", "complete", 9, 10)])
+
+
+def test_growth_is_in_percent_an_hour() -> None:
+    steady = [(10.0 * at, 100.0 + at % 2) for at in range(100)]
+    growing = [(36.0 * at, 100.0 + at * 0.02) for at in range(101)]  # 100 to 102 within an hour
+    assert growth(steady) == pytest.approx(0.0, abs=1.0)
+    assert growth(growing) == pytest.approx(1.98, abs=0.01)
+    assert math.isnan(growth(growing[:2]))
 
 
 # -- the proxy -------------------------------------------------------------------------------------

@@ -169,14 +169,24 @@ class Processes:
         gateway.wait_ready(len(urls) if ready is None else ready)
         return gateway
 
+    def forget(self, ended: Process) -> None:
+        """Of one that has ended: what was kept of it."""
+        assert ended.child.poll() is not None
+        self._all.remove(ended)
+        _close(ended)
+
     def end(self) -> None:
         for process in self._all:
             process.begin_stop()
         for process in self._all:
             process.stop()
-            process.said.close()
-            if process.child.stdout is not None:
-                process.child.stdout.close()
+            _close(process)
+
+
+def _close(ended: Process) -> None:
+    ended.said.close()
+    if ended.child.stdout is not None:
+        ended.child.stdout.close()
 
 
 @contextlib.contextmanager
