@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from trunkline.config_discovery import DiscoveryConfig
 from trunkline.config_models import ModelTable
 from trunkline.setting import setting
 
@@ -467,6 +468,7 @@ class Config:
         "Workers as `http://host:port`, followed by `#events=tcp://host:port` (and "
         "`&replay=tcp://host:port`) where the engine does not announce its event socket.",
     )
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     listen: ListenConfig = field(default_factory=ListenConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

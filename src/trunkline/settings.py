@@ -23,6 +23,7 @@ from trunkline.config import (
     is_printable_ascii,
     nearest,
 )
+from trunkline.discovery_side import discovery_problems
 from trunkline.errors import ConfigError
 from trunkline.leaf import (
     PREFIX,
@@ -273,6 +274,7 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
             (*config.worker_urls, *(url for table in config.models for url in table.worker_urls))
         ),
         "served_model_name": conflict(config),
+        **discovery_problems(config.discovery),
         **_listen_problems(config.listen),
         **_auth_problems(config),
         "max_header_bytes": limits.max_header_bytes > limits.max_head_bytes

@@ -22,11 +22,13 @@ import msgspec
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.config import Config, DirectoryConfig
+from trunkline.config_discovery import DiscoveryConfig
+from trunkline.discovery_side import followed, worker_sources
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_key, read_root_key
 from trunkline.model_tables import configs_of, names_of
 from trunkline.texts import Texts, load_texts
-from trunkline.worker_specs import spec_reader
+from trunkline.worker_specs import named_specs, spec_reader
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -80,12 +82,8 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.operations import Operations
 
     spec_of = spec_reader(config)
-    specs = [spec_of(url, "", {}) for url in config.worker_urls]
-    specs += [
-        replace(spec_of(url, "", {}), model_id=table.name)
-        for table in config.models
-        for url in table.worker_urls
-    ]
+    specs = named_specs(config, spec_of)
+    sources = worker_sources(config.discovery)
     _say_what_is_open(config)
     clock, context = SystemClock(), event_context(MAX_WORKERS)
     lease_ms = config.directory.heartbeat_ttl_ms
@@ -128,6 +126,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         bound = _as_bound(config, front.port, listener.getsockname()[1])
         admin = _admin(bound, operations, authority, halves)
         beside = [work for half in halves for work in half.beside(config, clock)]
+        beside += followed(sources, config.discovery, members, spec_of, hide)
         await _until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
     for core in cores:
         core.prompts.close()
@@ -182,7 +181,7 @@ def _say_what_is_open(config: Config) -> None:
     """What an operator should know of the settings before the first request."""
     from trunkline import observe
 
-    if not config.worker_urls:
+    if not config.worker_urls and config.discovery == DiscoveryConfig():
         observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
     is_one_tenant = config.auth.auth == "off" or bool(config.listen.api_key)
     if config.auth.auth == "off":

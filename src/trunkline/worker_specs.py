@@ -12,7 +12,13 @@ from urllib.parse import urlsplit
 
 from trunkline.config import Config, is_printable_ascii
 from trunkline.errors import ConfigError
-from trunkline.worker_url import p2p_address, worker_name, worker_url_problem, worker_words
+from trunkline.worker_url import (
+    address_problem,
+    p2p_address,
+    worker_name,
+    worker_url_problem,
+    worker_words,
+)
 
 if TYPE_CHECKING:
     from trunkline.control.views import WorkerSpec
@@ -25,6 +31,10 @@ def spec_reader(config: Config) -> Callable[[str, str, Mapping[str, str]], Worke
 
     def read(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
         spec = worker_spec(url, api_key, labels)
+        for endpoint in filter(None, (spec.endpoint, spec.agent)):
+            problem = address_problem(endpoint.host, False, config.discovery.worker_networks)
+            if problem:
+                raise ConfigError(f"worker {url}: {problem}")
         if spec.p2p is not None and not is_one_tenant:
             raise ConfigError(
                 f"worker {url}: p2p is for one tenant (--auth off): the engine's own tier asks"
@@ -33,6 +43,19 @@ def spec_reader(config: Config) -> Callable[[str, str, Mapping[str, str]], Worke
         return spec
 
     return read
+
+
+def named_specs(
+    config: Config, spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec]
+) -> list[WorkerSpec]:
+    """The workers that the settings name outright. Raises as `spec_of` does."""
+    specs = [spec_of(url, "", {}) for url in config.worker_urls]
+    specs += [
+        replace(spec_of(url, "", {}), model_id=table.name)
+        for table in config.models
+        for url in table.worker_urls
+    ]
+    return specs
 
 
 def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:

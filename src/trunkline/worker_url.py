@@ -5,6 +5,8 @@ Looks at the words and resolves nothing. Read `wiring.py` for what is made of it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
 from trunkline.config import is_printable_ascii
@@ -15,6 +17,10 @@ _FRAGMENT = (
 )
 """`agent`: where a connector inside the engine takes leases. `p2p`: where the engine's own tier
 lends."""
+
+
+_METADATA = frozenset(map(ip_address, ("100.100.100.200", "192.0.0.192", "fd00:ec2::254")))
+"""Where clouds tell machines their secrets, beside 169.254.169.254, which is link-local."""
 
 
 def worker_url_problem(url: str) -> str | None:
@@ -70,6 +76,32 @@ def _fragment_problem(fragment: str) -> str | None:
     if "p2p" in said and p2p_address(said["p2p"]) is None:
         return f"has p2p={said['p2p']}, which is no HOST:PORT"
     return None
+
+
+def address_problem(host: str, is_found: bool, networks: Iterable[str]) -> str | None:
+    """Why no worker may be at this address, None where it may, or is a name: what that stands for
+    is not looked up here. `is_found`: nobody wrote the address, it was looked up.
+    """
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    address = mapped or address
+    if address.is_link_local or address.is_multicast or address in _METADATA:
+        return f"{host} is a link-local, metadata or multicast address, and no worker's"
+    allowed = [ip_network(text) for text in networks]
+    is_allowed = any(address in network for network in allowed)
+    if allowed and not is_allowed:
+        return f"{host} lies in none of --worker-networks"
+    if is_found and not is_allowed and (address.is_loopback or address.is_unspecified):
+        return f"{host} is this machine itself; name it in --worker-networks where that is meant"
+    return None
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """`HOST:PORT` in two, the host printable; None for anything else."""
+    return p2p_address(text) if is_printable_ascii(text) else None
 
 
 def p2p_address(text: str) -> tuple[str, int] | None:

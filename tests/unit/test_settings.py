@@ -40,8 +40,20 @@ def written(folder: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
+_SHAPED = {
+    "health_check_endpoint": "/ready",
+    "worker_dns": ("engines.ml.svc:8000", "localhost:8001"),
+    "worker_networks": ("10.0.0.0/8", "fd00::/8"),
+    "selector": ("app=engine", "kubernetes.io/service-name=engines"),
+    "service_discovery_namespace": "ml",
+}
+"""Values of settings that not every text is one of."""
+
+
 def another_value(leaf: Leaf) -> Any:
     """A valid value that is not the default."""
+    if leaf.name in _SHAPED:
+        return _SHAPED[leaf.name]
     if leaf.kind is bool:
         return not leaf.default
     if leaf.kind is tuple:
@@ -49,7 +61,7 @@ def another_value(leaf: Leaf) -> Any:
     if leaf.setting.choices:
         return next(choice for choice in leaf.setting.choices if choice != leaf.default)
     if leaf.kind is str:
-        return "/ready" if leaf.name == "health_check_endpoint" else f"{leaf.name}-ü"
+        return f"{leaf.name}-ü"
     low, high = leaf.setting.low, leaf.setting.high
     assert low is not None
     assert high is not None
@@ -69,7 +81,12 @@ def flag_words(leaf: Leaf, value: Any) -> list[str]:
 
 def companions(leaf: Leaf) -> list[str]:
     """What has to be said beside an unusual value for the whole to make sense."""
-    return ["--admin-api-key", "operator"] if leaf.name == "admin_host" else []
+    beside = {
+        "admin_host": ["--admin-api-key", "operator"],
+        "selector": ["--service-discovery"],
+        "service_discovery": ["--selector", "app=engine"],
+    }
+    return beside.get(leaf.name, [])
 
 
 @pytest.mark.parametrize("leaf", leaves(), ids=lambda leaf: leaf.key)
@@ -98,7 +115,8 @@ def test_every_setting_has_a_sentence_and_every_number_a_unit_and_two_bounds(lea
         assert leaf.setting.low is not None
         assert leaf.setting.high is not None
         assert leaf.setting.low <= leaf.default <= leaf.setting.high
-        assert leaf.unit or leaf.name in ("port", "admin_port", "seed")
+        ports = ("port", "admin_port", "service_discovery_port")
+        assert leaf.unit or leaf.name in (*ports, "seed")
 
 
 def test_names_are_unique_over_the_tree_and_no_alias_hides_one() -> None:

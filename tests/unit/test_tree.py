@@ -34,8 +34,9 @@ ARROWS: dict[str, set[str]] = {
     "sim": SHELL | {"replay"},
     "errors.py": set(),
     "setting.py": set(),
-    "config.py": {"setting.py", "config_models.py"},
+    "config.py": {"setting.py", "config_models.py", "config_discovery.py"},
     "config_models.py": {"setting.py"},
+    "config_discovery.py": {"setting.py"},
     "worker_url.py": set(),
     "observe.py": set(),
 }
@@ -53,6 +54,7 @@ WIRING = {
         "reference.py",
         "worker_specs.py",
         "texts.py",
+        "discovery_side.py",
     ),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
@@ -77,7 +79,7 @@ THIRD_PARTY = {
 }
 NAMES_ADAPTERS = {
     *("wiring.py", "texts.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py"),
-    ENGINE,
+    *("discovery_side.py", ENGINE),
 }
 ENGINES = {"vllm", "torch", "huggingface_hub"}
 """Of an engine's own environment, never of ours."""
