@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from trunkline.core.freshness import Freshness, Grant, LeaseGrants, Taken
@@ -74,7 +75,14 @@ class GrantsBelowTheFloor(LeaseGrants):
     __slots__ = ()
 
     def grant(
-        self, holder: str, ask: str, *, rev: int, epochs: Mapping[str, int], now: BootInstant
+        self,
+        holder: str,
+        ask: str,
+        *,
+        rev: int,
+        epochs: Mapping[str, int],
+        now: BootInstant,
+        most_ms: float = math.inf,
     ) -> Grant | None:
         """As if the table was still the one before the newest change."""
         self._floor_rev = 0

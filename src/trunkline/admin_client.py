@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
 
-from trunkline.config import is_printable_ascii
 from trunkline.errors import ConfigError, GatewayError
 from trunkline.leaf import read_secret
+from trunkline.written import is_printable_ascii
 
 DEFAULT_URL = "http://127.0.0.1:29000"
 KEY_VARIABLE = "TRUNKLINE_ADMIN_API_KEY"

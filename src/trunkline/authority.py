@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trunkline.control.changes import EpochRaised, SubjectEnabled
 from trunkline.control.supervised import Supervised
@@ -26,19 +26,19 @@ from trunkline.gateway.authenticate import Authenticator, Credentials
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.one_tenant import open_one_tenant
+from trunkline.registry_store import Ground, gateways_at, open_registry, open_store
 from trunkline.tenant_policies import Policies, publics_in_use
 from trunkline.unfinished import finish_revocations
 
 if TYPE_CHECKING:
     from trunkline.adapters.jwt_tokens import JwtTokens
-    from trunkline.adapters.sqlite_store import SqliteStore
-    from trunkline.adapters.state_dir import StateDir
     from trunkline.administration import Administration
     from trunkline.assembly import Core
     from trunkline.config import Config
     from trunkline.control.audit import AuditLog
     from trunkline.control.audit_reader import AuditReader
     from trunkline.control.book import Book, Quota
+    from trunkline.control.gateways import Gateways
     from trunkline.control.holdings import Holdings
     from trunkline.control.ledger import Ledger
     from trunkline.control.receipts import HolderAck
@@ -69,6 +69,8 @@ class Tenants:
     clock: Clock
     log: EventLog
     administration: Administration
+    gateways: Gateways | None
+    """This gateway among others; None where the registry is its own."""
 
     def publish(self, publics: PublicPrefixes, core: Core, only: str = "") -> None:
         """Let the data plane know what is registered, now and whenever that changes; of one model
@@ -146,25 +148,16 @@ async def open_authority(
 
     state = StateDir(_state_path(config.auth.state_dir))
     async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(Supervised())
-        ground = _Ground(stack=stack, tasks=tasks, config=config, clock=clock, state=state, log=log)
-        yield await _with_tenants(ground, root_key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ground:
-    """What everything below is opened on, and closed with."""
-
-    stack: AsyncExitStack
-    tasks: Supervised
-    config: Config
-    clock: Clock
-    state: StateDir
-    log: EventLog
-
-    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Work until what was opened after now is closed; an error in it ends the authority."""
-        self.stack.callback(self.tasks.begin(work, name).cancel)
+        ground = Ground(
+            stack=stack,
+            tasks=await stack.enter_async_context(Supervised()),
+            config=config,
+            clock=clock,
+            state=state,
+            root_key=root_key or state.secret("root"),
+            log=log,
+        )
+        yield await _with_tenants(ground)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,27 +171,33 @@ class _Door:
     hash_secret: SecretHash
 
 
-async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
+async def _with_tenants(ground: Ground) -> Authority:
     from trunkline.administration import Administration, AdministrationParts
     from trunkline.control.ledger import Ledger
     from trunkline.control.restored import BackupWatch
 
     # The store first: whoever has not got its lock touches nothing. Then the audit log, as that
     # remembers how far the registry had come: a restored backup is behind it.
-    store = await _open_store(ground)
+    store, shared = await open_store(ground)
     audit, reader = await _open_audit(ground)
-    registry = await _open_registry(ground, store, audit.audited_rev)
+    registry = await open_registry(ground, store, audit.audited_rev)
     ledger = Ledger(registry, audit)
-    door = await _open_door(ground, registry.book)
+    gateways = None
+    if shared is not None:
+        gateways = gateways_at(ground, shared, registry, lambda: holdings.renew())
+    door = await _open_door(ground, registry.book, gateways)
     here = LocalHolder(door.tenancy)
     grants = LeaseGrants(ground.clock.boot(), has_earlier_life=registry.rev > 0)
     watch = BackupWatch(ground.clock, ground.log)
-    holdings = await _open_holdings(ground, registry, grants, watch)
-    revoker = await _open_revoker(ground, registry, ledger, grants, holdings, here)
+    holdings = await _open_holdings(ground, registry, grants, watch, gateways)
+    revoker = await _open_revoker(ground, registry, ledger, grants, holdings, here, gateways)
 
     _follow_registry(ground, registry, door, grants, holdings)
     ground.begin(ledger.keep(ground.log), "ledger")
     ground.begin(watch.run(registry, revoker), "restored backups")
+    if gateways is not None:
+        await ground.stack.enter_async_context(gateways)
+        ground.begin(gateways.run(revoker, watch), "gateways")
     revoker.begin(
         finish_revocations(registry, reader, revoker, ground.log), "interrupted revocations"
     )
@@ -218,7 +217,7 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
     return Authority(
         tenancy=door.tenancy,
         authenticator=door.credentials,
-        root_key=root_key or ground.state.secret("root"),
+        root_key=ground.root_key,
         holdings=holdings,
         tenants=Tenants(
             registry=registry,
@@ -232,12 +231,13 @@ async def _with_tenants(ground: _Ground, root_key: bytes) -> Authority:
             clock=ground.clock,
             log=ground.log,
             administration=administration,
+            gateways=gateways,
         ),
     )
 
 
 def _follow_registry(
-    ground: _Ground, registry: Registry, door: _Door, grants: LeaseGrants, holdings: Holdings
+    ground: Ground, registry: Registry, door: _Door, grants: LeaseGrants, holdings: Holdings
 ) -> None:
     """What is committed is in force at this door, and in what workers are granted, at once."""
 
@@ -259,7 +259,7 @@ def _follow_registry(
     registry.subscribe(take_in)
 
 
-async def _open_door(ground: _Ground, book: Book) -> _Door:
+async def _open_door(ground: Ground, book: Book, gateways: Gateways | None) -> _Door:
     from trunkline.core.credentials import secret_hash_under
     from trunkline.gateway.allowance import Allowance
 
@@ -291,13 +291,24 @@ async def _open_door(ground: _Ground, book: Book) -> _Door:
         credentials=credentials,
         policies=policies,
         allowance=allowance,
-        tenancy=_tenancy(who, ground.state.secret("session"), allowance),
+        tenancy=Tenancy(
+            authenticate=who,
+            has_lease=gateways.is_valid if gateways else _holds_the_registry,
+            session_key=ground.state.secret("session"),
+            draw=secrets.token_bytes,
+            allowance=allowance,
+            lets_begun_finish=config.control.control_lost == "finish",
+        ),
         hash_secret=hash_secret,
     )
 
 
 async def _open_holdings(
-    ground: _Ground, registry: Registry, grants: LeaseGrants, watch: BackupWatch
+    ground: Ground,
+    registry: Registry,
+    grants: LeaseGrants,
+    watch: BackupWatch,
+    gateways: Gateways | None,
 ) -> Holdings:
     from trunkline.control.holders import HolderParts
     from trunkline.control.holdings import Holdings
@@ -312,16 +323,19 @@ async def _open_holdings(
         log=ground.log,
         on_ahead=watch.tell,
     )
+    if gateways is not None:
+        parts.lease_left_ms = gateways.left_ms
     return await ground.stack.enter_async_context(Holdings(parts))
 
 
 async def _open_revoker(
-    ground: _Ground,
+    ground: Ground,
     registry: Registry,
     ledger: Ledger,
     grants: LeaseGrants,
     holdings: Holdings,
     here: LocalHolder,
+    gateways: Gateways | None,
 ) -> Revoker:
     from trunkline.control.revocation import Revoker, RevokerParts
 
@@ -333,6 +347,7 @@ async def _open_revoker(
         audit=ledger,
         clock=ground.clock,
         log=ground.log,
+        peers=gateways,
     )
     return await ground.stack.enter_async_context(Revoker(parts))
 
@@ -362,20 +377,6 @@ class LocalHolder:
         return HolderAck(life=HERE, aborted=aborted)
 
 
-def _tenancy(
-    authenticate: Callable[[bytes, str], Principal],
-    session_key: bytes,
-    allowance: Allowance,
-) -> Tenancy:
-    return Tenancy(
-        authenticate=authenticate,
-        has_lease=_holds_the_registry,
-        session_key=session_key,
-        draw=secrets.token_bytes,
-        allowance=allowance,
-    )
-
-
 def _holds_the_registry() -> bool:
     """The registry's one writer is this process: no table is newer than its own, ever."""
     return True
@@ -388,44 +389,7 @@ def _state_path(named: str) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "trunkline"
 
 
-async def _open_store(ground: _Ground) -> SqliteStore:
-    from trunkline.adapters.sqlite_store import SqliteStore
-    from trunkline.ports.store import StoreBroken, StoreDown, StoreTaken
-
-    state = ground.state
-    try:
-        store = await SqliteStore.open(state.registry_file)
-    except (StoreTaken, StoreDown, StoreBroken) as error:
-        raise ConfigError(f"the registry {state.registry_file}: {error}") from error
-    ground.stack.push_async_callback(store.close)
-
-    def told(why: str) -> None:
-        if why:
-            ground.log.warning(
-                "registry.out", why=why, meaning="nothing is changed until it is back"
-            )
-        else:
-            ground.log.warning("registry.back")
-
-    ground.begin(store.keep(told), "registry store")
-    return store
-
-
-async def _open_registry(ground: _Ground, store: SqliteStore, acknowledged_rev: int) -> Registry:
-    from trunkline.control.registry import Registry
-
-    registry = await Registry.load(store, ground.clock, acknowledged_rev=acknowledged_rev)
-    if registry.lost_revisions:
-        ground.log.error(
-            "registry.restored",
-            lost_revisions=registry.lost_revisions,
-            meaning="a backup: changes were forgotten, revoked keys and tenants may be back",
-            remedy="compare with the audit log; all caches were made unreachable",
-        )
-    return registry
-
-
-async def _open_audit(ground: _Ground) -> tuple[AuditLog, AuditReader]:
+async def _open_audit(ground: Ground) -> tuple[AuditLog, AuditReader]:
     from trunkline.adapters.audit_files import CheckpointFile, FileSink
     from trunkline.adapters.signing import Ed25519Signer
     from trunkline.adapters.state_dir import boot_id, host_name, is_one_place
@@ -462,7 +426,7 @@ async def _open_audit(ground: _Ground) -> tuple[AuditLog, AuditReader]:
     )
 
 
-async def _open_tokens(ground: _Ground, policies: Policies) -> JwtTokens | None:
+async def _open_tokens(ground: Ground, policies: Policies) -> JwtTokens | None:
     auth, clock = ground.config.auth, ground.clock
     if not auth.jwt_issuer:
         return None

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trunkline import tenant_commands
-from trunkline.config import nearest
 from trunkline.errors import ConfigError, GatewayError, TraceError
+from trunkline.written import nearest
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 

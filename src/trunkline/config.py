@@ -8,44 +8,11 @@ it next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
 from trunkline.config_discovery import DiscoveryConfig
 from trunkline.config_models import ModelTable
 from trunkline.setting import setting
-
-
-def nearest(written: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant; None where none is really close.
-
-    What all names of a kind share (dashes, brackets, our prefix) does not count as likeness.
-    """
-    from difflib import get_close_matches  # an error path: start-up does not pay for it
-
-    bare = {_bare(name): name for name in known}
-    near = get_close_matches(_bare(written), list(bare), n=1, cutoff=0.7)
-    return bare[near[0]] if near else None
-
-
-def _bare(name: str) -> str:
-    return name.strip("-[]").lower().replace("-", "_").removeprefix("trunkline_")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a listener on `host` is reachable from this machine alone. Resolves nothing."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def is_printable_ascii(text: str) -> bool:
-    """Whether it can stand in a request line or a header as it is. A space can not."""
-    return all("!" <= character <= "~" for character in text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +75,35 @@ class AuthConfig:
     )
     jwt_jwks: str = setting(
         "", "Keys that tokens are checked with: a JWKS file, or an https URL of one."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlConfig:
+    """Several gateways with one registry (extra `cluster`)."""
+
+    control: tuple[str, ...] = setting(
+        (),
+        "Servers of NATS as `nats://HOST:PORT`, whose JetStream keeps the registry that all "
+        "gateways of the fleet share; empty: the registry is this gateway's alone.",
+    )
+    control_fleet: str = setting(
+        "trunkline", "Name of the fleet: its bucket in NATS is called `trunkline-<name>`."
+    )
+    control_replicas: int = setting(
+        3,
+        "Servers that keep a copy of the bucket: 1 where a single one is what you have.",
+        unit="servers",
+        low=1,
+        high=5,
+    )
+    control_credentials_file: str = setting("", "Credentials (.creds) of the account in NATS.")
+    control_ca_file: str = setting("", "Certificate that the servers' are signed by; turns TLS on.")
+    control_lost: str = setting(
+        "finish",
+        "What an answer does that has begun with reuse when the registry stays away for longer than"
+        " a lease: `finish` lets it go on to its end, `end` breaks it off. None begins with reuse.",
+        choices=("finish", "end"),
     )
 
 
@@ -471,6 +467,7 @@ class Config:
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     listen: ListenConfig = field(default_factory=ListenConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)

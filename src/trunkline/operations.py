@@ -328,7 +328,9 @@ def _pulls(desk: PullDesk) -> Iterable[Sample]:
     yield Sample("workers_ignoring_pulls", len(desk.heed.alarmed))
 
 
-def readiness_of(fleets: Mapping[str, Fleet], membership: Members, boot: BootInstant) -> Readiness:
+def readiness_of(
+    fleets: Mapping[str, Fleet], membership: Members, boot: BootInstant, *, may_reuse: bool
+) -> Readiness:
     """Whether anything can be served now, and what it is called where nothing can. `fleets` by
     model.
     """
@@ -339,7 +341,7 @@ def readiness_of(fleets: Mapping[str, Fleet], membership: Members, boot: BootIns
     detail = f"{sum(usable.values())} usable"
     return Readiness(
         is_ready=any(usable.values()),
-        is_reuse_on=any(usable.values()),
+        is_reuse_on=may_reuse and any(usable.values()),
         detail=f"{detail}; none for {', '.join(missing)}" if missing else detail,
         unready_status="starting" if is_checking or membership.is_starting() else "no_workers",
     )

@@ -15,14 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from trunkline.config import (
-    Config,
-    ListenConfig,
-    ModelTable,
-    is_loopback,
-    is_printable_ascii,
-    nearest,
-)
+from trunkline.config import Config, ListenConfig, ModelTable
 from trunkline.discovery_side import discovery_problems
 from trunkline.errors import ConfigError
 from trunkline.leaf import (
@@ -39,6 +32,7 @@ from trunkline.leaf import (
 )
 from trunkline.model_tables import TITLE, as_dicts, as_toml, conflict, tables_from_toml
 from trunkline.worker_url import worker_name, worker_url_problem
+from trunkline.written import is_loopback, is_printable_ascii, nearest
 
 _MAX_FILE_BYTES = 1 << 20
 

@@ -86,6 +86,9 @@ class TenantMetrics:
         yield Sample("rate_limited_total", tenants.allowance.refused_tokens, ("tokens",))
         yield Sample("registry_revision", tenants.registry.rev)
         yield Sample("registry_lost_revisions", tenants.registry.lost_revisions)
+        if (gateways := tenants.gateways) is not None:
+            yield Sample("gateway_lease_seconds", max(0.0, gateways.left_ms()) / 1_000.0)
+            yield Sample("gateways_other", gateways.others())
         health = tenants.audit.health()
         yield Sample("audit_sinks_up", health.sinks_up)
         pending = health.pending + tenants.revoker.outbox.pending_records

@@ -1,7 +1,7 @@
 """Puts a gateway together, readable from top to bottom: `trunkline serve`.
 
-Of the modules at the top of the package, this, `texts.py`, `authority.py`, `rehearsal.py` and
-`cli.py` name adapters, and nobody else does. Read `docs/architecture.md` for the picture.
+Few of the modules at the top of the package name adapters (`tests/unit/test_tree.py` has the list),
+and nobody else does. Read `docs/architecture.md` for the picture.
 """
 
 from __future__ import annotations
@@ -450,7 +450,7 @@ def _front_parts(
     fleets = {half.core.model.name: half.core.fleet for half in halves}
 
     def readiness() -> Readiness:
-        return readiness_of(fleets, members, clock.boot())
+        return readiness_of(fleets, members, clock.boot(), may_reuse=tenancy.may_reuse())
 
     picker, vocab_size_of = served_by(halves, members, tenancy)
     return FrontParts(

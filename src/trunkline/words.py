@@ -11,9 +11,9 @@ import re
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from trunkline.config import nearest
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_bounded
+from trunkline.written import nearest
 
 MAX_TOKENS_FILE_BYTES = 4 << 20
 MAX_KEY_LIFE_S = 10 * 366 * 86_400

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from trunkline.config import Config, is_printable_ascii
+from trunkline.config import Config
 from trunkline.errors import ConfigError
 from trunkline.worker_url import (
     address_problem,
@@ -19,6 +19,7 @@ from trunkline.worker_url import (
     worker_url_problem,
     worker_words,
 )
+from trunkline.written import is_printable_ascii
 
 if TYPE_CHECKING:
     from trunkline.control.views import WorkerSpec

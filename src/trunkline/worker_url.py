@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
-from trunkline.config import is_printable_ascii
+from trunkline.written import is_printable_ascii
 
 _WORDS = {"events", "replay", "agent", "p2p"}
 _FRAGMENT = (

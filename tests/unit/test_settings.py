@@ -11,10 +11,11 @@ import pytest
 
 from trunkline import reference, settings
 from trunkline.cli import build_parser
-from trunkline.config import Config, ListenConfig, is_loopback, nearest
+from trunkline.config import Config, ListenConfig
 from trunkline.errors import ConfigError
 from trunkline.leaf import Leaf, leaves, read_root_key, toml_value
 from trunkline.worker_url import worker_name, worker_url_problem
+from trunkline.written import is_loopback, nearest
 
 REPOSITORY = Path(__file__).parents[2]
 EVENTS = "http://a#events=tcp://a:5557&replay=tcp://a:5558"

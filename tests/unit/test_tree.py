@@ -34,18 +34,27 @@ ARROWS: dict[str, set[str]] = {
     "sim": SHELL | {"replay"},
     "errors.py": set(),
     "setting.py": set(),
+    "written.py": set(),
     "config.py": {"setting.py", "config_models.py", "config_discovery.py"},
     "config_models.py": {"setting.py"},
     "config_discovery.py": {"setting.py"},
     "worker_url.py": set(),
     "observe.py": set(),
 }
-ALLOWED_ANYWHERE = {"errors.py", "config.py", "observe.py", "worker_url.py"}
+ALLOWED_ANYWHERE = {"errors.py", "config.py", "observe.py", "worker_url.py", "written.py"}
 PURE = {"core", "native"}
 """Only the standard library beside their arrows: no settings, no errors of the edge, no logs."""
 
 WIRING = {
-    *("wiring.py", "authority.py", "one_tenant.py", "rehearsal.py", "assembly.py", "cli.py"),
+    *(
+        "wiring.py",
+        "authority.py",
+        "registry_store.py",
+        "one_tenant.py",
+        "rehearsal.py",
+        "assembly.py",
+        "cli.py",
+    ),
     *(
         "settings.py",
         "leaf.py",
@@ -79,7 +88,7 @@ THIRD_PARTY = {
 }
 NAMES_ADAPTERS = {
     *("wiring.py", "texts.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py"),
-    *("discovery_side.py", ENGINE),
+    *("discovery_side.py", "registry_store.py", ENGINE),
 }
 ENGINES = {"vllm", "torch", "huggingface_hub"}
 """Of an engine's own environment, never of ours."""

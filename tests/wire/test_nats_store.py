@@ -146,11 +146,14 @@ def test_news_are_told_to_who_listens(server: NatsServer) -> None:
         bucket = NatsBucket(place([server]))
         await bucket.connect()
         heard = asyncio.Event()
-        bucket.listen(heard.set)
+        keys: list[str] = []
+        bucket.listen(keys.append)
+        bucket.listen(lambda _key: heard.set())
         writer = await opened(server)
         await writer.append(0, b"a")
         async with asyncio.timeout(30):
             await heard.wait()
+        assert keys == ["log.1"]
         assert await NatsStore(bucket).head() == 1
         await writer.close()
         await bucket.close()

@@ -23,10 +23,10 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from trunkline.config import is_loopback, is_printable_ascii
 from trunkline.core.records import Instant
 from trunkline.errors import ConfigError
 from trunkline.ports.clock import Clock
+from trunkline.written import is_loopback, is_printable_ascii
 
 MAX_JWKS_BYTES = 64 << 10
 MAX_KEY_COUNT = 32

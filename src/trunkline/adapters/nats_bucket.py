@@ -121,14 +121,16 @@ class NatsBucket:
         self._stream = f"KV_{place.bucket}"
         self._prefix = f"$KV.{place.bucket}."
         self._client: Client | None = None
-        self._on_news: list[Callable[[], None]] = []
+        self._on_news: list[Callable[[str], None]] = []
         self._is_apart = asyncio.Event()
         """The connection was lost while something waited for its answer."""
         self.why_apart = "not connected yet"
         """Why there is no connection; empty while there is one."""
 
-    def listen(self, on_news: Callable[[], None]) -> None:
-        """From now on it is called when something may have been put, and after each time apart."""
+    def listen(self, on_news: Callable[[str], None]) -> None:
+        """From now on it is called with the key when something may have been put, and without one
+        after each time apart.
+        """
         self._on_news.append(on_news)
 
     @property
@@ -201,22 +203,22 @@ class NatsBucket:
     # -- inside ----------------------------------------------------------------------------------
 
     async def _connected(self) -> Client:
-        client = Client()
+        client, is_apart = Client(), asyncio.Event()
 
         async def apart() -> None:
             self.why_apart = "the connection to NATS was lost"
-            self._is_apart.set()
+            is_apart.set()
 
         async def back() -> None:
             self.why_apart = ""
-            self._is_apart.clear()
-            self._tell()
+            is_apart.clear()
+            self._tell("")
 
         async def failed(error: Exception) -> None:
             self.why_apart = self.why_apart and f"NATS: {error or type(error).__name__}"
 
-        async def heard(_message: Msg) -> None:
-            self._tell()
+        async def heard(message: Msg) -> None:
+            self._tell(message.subject[len(self._prefix) :])
 
         place = self._place
         secure = ssl.create_default_context(cafile=place.ca_file) if place.ca_file else None
@@ -253,12 +255,12 @@ class NatsBucket:
         except BaseException:
             await client.close()
             raise
-        self.why_apart = ""
+        self.why_apart, self._is_apart = "", is_apart
         return client
 
-    def _tell(self) -> None:
+    def _tell(self, key: str) -> None:
         for on_news in self._on_news:
-            on_news()
+            on_news(key)
 
     def _config(self) -> dict[str, object]:
         return {

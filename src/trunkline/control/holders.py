@@ -112,6 +112,8 @@ class HolderParts:
     post: Post
     clock: Clock
     log: EventLog
+    lease_left_ms: Callable[[], float] = lambda: math.inf
+    """Of this gateway's own lease: a worker is granted no more. Infinite where it needs none."""
     on_ahead: Callable[[str, int], None] = lambda _worker, _rev: None
     """A worker knows a revision that the registry does not: this was restored from a backup."""
     on_pulls: OnPulls | None = None
@@ -290,7 +292,8 @@ class WorkerHolder:
 
     def _grant(self) -> Grant | None:
         last, parts = self._last, self._parts
-        if last is None or not self._is_asked_openly:
+        left_ms = parts.lease_left_ms()
+        if last is None or not self._is_asked_openly or left_ms <= 0.0:
             return None
         self._is_asked_openly = False  # one grant an ask
         table, now = parts.table(), parts.clock.boot()
@@ -304,6 +307,7 @@ class WorkerHolder:
             rev=table.rev,
             epochs={} if has_all else {str(s): epoch for s, epoch in table.epochs.items()},
             now=now,
+            most_ms=left_ms,
         )
 
     def _life(self, boot_nonce: str) -> str:

@@ -106,7 +106,10 @@ class MirroredStore:
     async def _copied(self, kept_rev: int) -> bool:
         while rows := await self._shared.read(kept_rev, COPY_BATCH):
             for rev, record in rows:
-                await self._copy.append(rev - 1, record)
+                try:
+                    await self._copy.append(rev - 1, record)
+                except StoreConflict:
+                    return False  # a reader brought it meanwhile
                 kept_rev = rev
         self.copy_trouble = ""
         return True

@@ -54,6 +54,8 @@ class Committed:
     change: Change
     intent: Intent
     book: Book
+    is_foreign: bool = False
+    """It was found in the log, not committed here."""
 
 
 Subscriber = Callable[[Committed], None]
@@ -224,7 +226,10 @@ class Registry:
         draft = Draft(self._book, None)
         _replayed(draft, rev, entry)
         book = draft.book()
-        self._publish(Committed(rev=rev, change=entry.change, intent=entry.intent, book=book))
+        committed = Committed(
+            rev=rev, change=entry.change, intent=entry.intent, book=book, is_foreign=True
+        )
+        self._publish(committed)
 
     async def _replay(self) -> bool:
         """Read the whole log; whether it ends in the middle of mending a restored backup."""

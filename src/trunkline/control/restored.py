@@ -60,6 +60,10 @@ class BackupWatch:
                 await self._weigh(witness, rev, registry, revoker)
 
     async def _weigh(self, witness: str, rev: int, registry: Registry, revoker: Revoker) -> None:
+        try:
+            await registry.catch_up()  # what another gateway changed is not lost
+        except GatewayError:
+            return  # it cannot be told: the worker will say it again
         if rev <= registry.rev:
             return
         lost = rev - registry.rev
@@ -86,12 +90,15 @@ class BackupWatch:
         )
         self.mendings += 1
         try:
-            await self._mend(rev, registry, revoker)
+            await self.mend(rev, registry, revoker)
         except GatewayError as error:
             self._log.error("registry.unmended", why=str(error))
             await asyncio.sleep(RETRY_S)  # the worker will tell it again
 
-    async def _mend(self, rev: int, registry: Registry, revoker: Revoker) -> None:
+    async def mend(self, rev: int, registry: Registry, revoker: Revoker) -> None:
+        """Fill the log up to `rev` and make all caches unreachable, everywhere. Raises what
+        `Registry.mend` and `Revoker.resume` do.
+        """
         mended = await registry.mend(rev, round(self._clock.wall() * 1_000))
         subject = Subject(kind=SubjectKind.FLEET)
         order = Order(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
@@ -37,7 +37,14 @@ from trunkline.control.supervised import Supervised
 from trunkline.core.epochs import EpochTable, Subject
 from trunkline.core.freshness import Fencing, LeaseGrants, Order, Verb
 from trunkline.core.records import Instant
-from trunkline.errors import AccessEnded, Busy, GatewayError, WorkerLost, WorkerTimeout
+from trunkline.errors import (
+    AccessEnded,
+    Busy,
+    ChangeRefused,
+    GatewayError,
+    WorkerLost,
+    WorkerTimeout,
+)
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
 
@@ -60,6 +67,9 @@ the 3.2 s that a revocation may take."""
 
 FOLLOW_MS = 60_000.0
 """How long a holder is told after the fact, and asked what it has erased."""
+
+COMMIT_ATTEMPTS = 8
+"""Of one revocation, where other gateways raise the same subject."""
 
 _FIRST_PAUSE_MS = 20.0
 _LONGEST_PAUSE_MS = 1_000.0
@@ -119,6 +129,14 @@ HERE = "gateway"
 """What receipts call the gateway of this process."""
 
 
+class Peers(Protocol):
+    """The other gateways at the same registry."""
+
+    async def settle(self, rev: int, fencing: Fencing) -> None:
+        """Expect all that may go by less than `rev`, which is committed; ack for all others."""
+        ...
+
+
 class Here(Protocol):
     """The gateway of this process, holder without a lease: its own table is the registry's."""
 
@@ -140,6 +158,8 @@ class RevokerParts:
     clock: Clock
     log: EventLog
     audit_patience_ms: float = AUDIT_PATIENCE_MS
+    peers: Peers | None = None
+    """None where the registry is this gateway's alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +187,9 @@ class _Running:
     """Its receipt is in the book, or there will be none."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     """One a holder that is told and asked."""
+
+    def is_on_its_way(self) -> bool:
+        return not self.is_over.is_set() or any(not task.done() for task in self.tasks)
 
     def take(self, ack: HolderAck) -> None:
         self.fencing.ack(ack.life)
@@ -236,6 +259,19 @@ class Revoker(Supervised):
     async def resume(self, order: Order, intent: Intent) -> Receipt:
         """Carry out what the registry's log holds already, and a restart cut off."""
         return await self._to_the_end(self._enforce(order, intent, self._parts.clock.now()))
+
+    async def follow(self, order: Order, intent: Intent) -> Receipt:
+        """Carry out at this gateway and its workers what another one has committed, and answers
+        for. Raises as `resume` does.
+        """
+        work = self._enforce(order, intent, self._parts.clock.now(), is_ours=False)
+        return await self._to_the_end(work)
+
+    def acknowledged(self, life: str, revs: Container[int]) -> None:
+        """A life of another gateway has these in force."""
+        for running in self._followed:
+            if running.order.rev in revs and life not in running.fencing.acked:
+                running.take(HolderAck(life=life))
 
     async def _command(self, command: _Command) -> Receipt:
         if not command.party:
@@ -308,16 +344,31 @@ class Revoker(Supervised):
         async with self._commits:
             # From here on its epoch may be in force, and what comes later be cached under it.
             del self._uncommitted[verb, subject]
-            epoch = parts.registry.table.epochs.get(subject, 0) + 1
-            change = EpochRaised(
-                subject=str(subject), epoch=epoch, verb=verb.value, bars=verb is Verb.REVOKE
-            )
-            rev = await parts.registry.commit(change, intent, command.check)
+            epoch, rev = await self._committed(command)
         assert parts.registry.table.rev >= rev, "a committed change is in the table"
         order = Order(rev=rev, subject=subject, epoch=epoch, verb=verb)
         return await self._enforce(order, intent, began_at)
 
-    async def _enforce(self, order: Order, intent: Intent, began_at: Instant) -> Receipt:
+    async def _committed(self, command: _Command) -> tuple[int, int]:
+        """The epoch that was raised, and the revision that did it."""
+        registry, subject, verb = self._parts.registry, command.subject, command.verb
+        for attempt in range(COMMIT_ATTEMPTS):
+            epoch = registry.table.epochs.get(subject, 0) + 1
+            change = EpochRaised(
+                subject=str(subject), epoch=epoch, verb=verb.value, bars=verb is Verb.REVOKE
+            )
+            try:
+                return epoch, await registry.commit(change, command.intent, command.check)
+            except ChangeRefused:
+                # Another gateway may have raised it to just that in the meantime.
+                is_raised = registry.table.epochs.get(subject, 0) >= epoch
+                if not is_raised or attempt == COMMIT_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _enforce(
+        self, order: Order, intent: Intent, began_at: Instant, *, is_ours: bool = True
+    ) -> Receipt:
         parts = self._parts
         fencing = parts.grants.fencing(order.rev, parts.clock.boot())
         fencing.require(HERE)
@@ -327,6 +378,8 @@ class Revoker(Supervised):
         self._follow(running, [holder for holder in holders if holder.is_told])
         try:
             running.take(replace(parts.here(order), life=HERE))
+            if parts.peers is not None and is_ours:
+                await parts.peers.settle(order.rev, fencing)
             await self._until_in_force(running)
             receipt = _receipt(running, holders, parts.clock.now() - began_at)
             self.receipts.add(receipt)
@@ -353,7 +406,7 @@ class Revoker(Supervised):
 
     def _follow(self, running: _Running, holders: list[Holder]) -> None:
         """Tell all of them at once, and ask what they have erased afterwards."""
-        self._followed = [each for each in self._followed if any(not t.done() for t in each.tasks)]
+        self._followed = [each for each in self._followed if each.is_on_its_way()]
         self._followed.append(running)
         over = [each for each in self._followed if each.is_over.is_set()]
         for oldest in over[: max(0, len(self._followed) - MAX_FOLLOWED)]:

@@ -210,9 +210,18 @@ class LeaseGrants:
         self._floor_rev = max(self._floor_rev, rev)
 
     def grant(
-        self, holder: str, ask: str, *, rev: int, epochs: Mapping[str, int], now: BootInstant
+        self,
+        holder: str,
+        ask: str,
+        *,
+        rev: int,
+        epochs: Mapping[str, int],
+        now: BootInstant,
+        most_ms: float = math.inf,
     ) -> Grant | None:
-        """A grant to be sent now. None below the floor, or for a new holder at the bound."""
+        """A grant to be sent now, for at most `most_ms`: what is left of the grantor's own lease,
+        where it has one. None below the floor, or for a new holder at the bound.
+        """
         if rev < self._floor_rev:
             return None
         if holder not in self._until and len(self._until) >= MAX_HOLDERS:
@@ -221,7 +230,7 @@ class LeaseGrants:
                 return None
         until = BootInstant(now + self._grant_ms)
         self._until[holder] = max(self._until.get(holder, until), until)
-        return Grant(ask=ask, rev=rev, ttl_ms=self._ttl_ms, epochs=epochs)
+        return Grant(ask=ask, rev=rev, ttl_ms=min(self._ttl_ms, most_ms), epochs=epochs)
 
     def until(self, holder: str, now: BootInstant) -> BootInstant | None:
         """Until when it may be believing what it was granted so far; None if it is not."""
@@ -256,6 +265,10 @@ class Fencing:
     def require(self, holder: str) -> None:
         """This one has no lease that could run out: only its ack will do."""
         self._until[holder] = BootInstant(math.inf)
+
+    def expect(self, holder: str, until: BootInstant) -> None:
+        """One more has to ack, unless its lease has run out by then."""
+        self._until[holder] = max(self._until.get(holder, until), until)
 
     def ack(self, holder: str) -> None:
         self._acked[holder] = None

@@ -120,6 +120,8 @@ class InferenceRequest:
     """The session whose cache it uses; empty for none."""
     also_under: Admission | None = None
     """What else its answer stands on: the public prefix that this attempt reads."""
+    has_begun: bool = False
+    """The first bytes of its answer have gone out."""
     had_turn: bool = False
     """The line in front of the fleet let it pass and charged it: further attempts do not wait."""
     model: str = ""

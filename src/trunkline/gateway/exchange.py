@@ -180,6 +180,7 @@ class Exchange:
             self._drop_held()
             return  # the choice is still to come, and will be made under this grant
         self._drop_link()
+        self._tried -= {self._pick.worker} if self._pick else set()
         self._end_attempt(AttemptEnd.CLIENT_GONE, None)
         self._retry_later()
 
@@ -268,6 +269,7 @@ class Exchange:
             failed = self.failed if before is None else self._broken
             failed(WorkerLost(str(error)))
             return
+        self._mending.asked.has_begun = True
         if not relay.is_events or b"data:" in body:
             self._first_token()
         if is_over:

@@ -23,12 +23,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trunkline.config import ListenConfig, is_loopback, is_printable_ascii
+from trunkline.config import ListenConfig
 from trunkline.core.credentials import KEY_PREFIX
 from trunkline.core.principals import Principal
 from trunkline.errors import ConfigError
 from trunkline.gateway.authenticate import bearer
 from trunkline.gateway.backend import Call, Caller
+from trunkline.written import is_loopback, is_printable_ascii
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 10.0

@@ -83,6 +83,7 @@ class Mending:
 
     def go_on(self, seam: Resumption, request: InferenceRequest) -> None:
         """From here on this is asked, for what is behind the seam."""
+        request.has_begun = False  # it will reuse once more, and needs a lease for that
         self._seam, self.asked = seam, request
 
     def passage(self, client: ClientSide, head: AnswerHead, before: Passage | None) -> Passage:

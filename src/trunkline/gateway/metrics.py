@@ -175,6 +175,8 @@ FAMILIES: Mapping[str, Family] = {
         _counter("line_waited_seconds_total", "Time waited by those that were sent, sum."),
         _gauge("registry_revision", "Newest revision of the registry."),
         _gauge("registry_lost_revisions", "Changes that a restored backup had forgotten."),
+        _gauge("gateway_lease_seconds", "Time this gateway may still reuse without the registry."),
+        _gauge("gateways_other", "Further gateways at the registry that may be reusing."),
         _gauge("audit_sinks_up", "Places that take audit records now; 0 stops all granting."),
         _gauge("audit_records_pending", "Audit records that wait for a sink."),
         _counter("audit_records_dropped_total", "Audit records that found no place to wait."),

@@ -87,16 +87,19 @@ class Tenancy:
         session_key: bytes,
         draw: Callable[[int], bytes],
         allowance: Allowance | None = None,
+        lets_begun_finish: bool = False,
     ) -> None:
         """`has_lease` says whether the table may be believed now; `session_key` (32 bytes) binds
         sessions to their users; `draw(n)` gives n unguessable bytes; without an `allowance` nobody
-        has a rate limit.
+        has a rate limit. `lets_begun_finish`: an answer whose first bytes left under a lease goes
+        on when that ends; what it reused was bound while it was valid.
         """
         self._authenticate = authenticate
         self._has_lease = has_lease
         self._session_key = session_key
         self._draw = draw
         self._allowance = allowance
+        self._lets_begun_finish = lets_begun_finish
         self.as_of_now: Callable[[Principal], Principal] = _unchanged
         """A principal with the policy of its tenant as it is now."""
         self.served_model: Callable[[], str] = _unnamed
@@ -121,6 +124,10 @@ class Tenancy:
             raise ValueError(f"revision {table.rev} is older than {self._table.rev}")
         self._table = table
         self._forget(self._served)
+
+    def may_reuse(self) -> bool:
+        """Whether anybody's cache may be used now."""
+        return self._has_lease()
 
     def principal(self, authorization: bytes, source: str) -> Principal:
         """Raises ClientError, of one shape for every cause."""
@@ -223,7 +230,8 @@ class Tenancy:
         table, grant, also = self._table, request.grant, request.also_under
         if not table.may_leave(grant.admission) or (also and not table.may_leave(also)):
             return Revoked("the access this request ran under was revoked")
-        if grant.scope is not None and not self._has_lease():
+        may_finish = request.has_begun and self._lets_begun_finish
+        if grant.scope is not None and not may_finish and not self._has_lease():
             return LeaseLost("the gateway lost its lease; ask again")
         return None
 

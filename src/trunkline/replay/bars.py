@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, cast
 
-from trunkline.config import nearest
 from trunkline.errors import ConfigError
+from trunkline.written import nearest
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,

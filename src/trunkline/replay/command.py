@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from trunkline.config import nearest
 from trunkline.core.policies import POLICIES
 from trunkline.core.profiles import fifo_profile
 from trunkline.errors import ConfigError, TraceError
@@ -35,6 +34,7 @@ from trunkline.replay.results import RunFacts, Summary, summarise
 from trunkline.replay.run import ReplayOptions, replay_trace
 from trunkline.replay.traces import TraceRequest, pace, scale_time, spread_ticks, take
 from trunkline.replay.workloads import Workload, find_workload, load_workload
+from trunkline.written import nearest
 
 PASSED, FAILED = 0, 1
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trunkline.config import nearest
 from trunkline.errors import TraceError
 from trunkline.replay.article import article_requests
 from trunkline.replay.formats import ReadOptions, read_trace
 from trunkline.replay.traces import Heat, TraceRequest, heat, scale_time, spread_ticks
+from trunkline.written import nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,242 @@
+"""Several gateways of one fleet, with their registry in NATS, as processes."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import Processes, processes, text_of, until
+from tenants import Caller, Tenants, tenants
+
+from nats_desk import NatsServer, nats_server
+
+PROMPT = text_of(40, "shared")
+
+
+@pytest.fixture
+def started() -> Iterator[Processes]:
+    with processes() as made:
+        yield made
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with nats_server(tmp_path / "nats") as made:
+        yield made
+
+
+class Fleet:
+    """Workers, and gateways before them that share a registry."""
+
+    def __init__(
+        self, started: Processes, server: NatsServer, folder: Path, workers: int = 1
+    ) -> None:
+        self.started, self.server, self.folder = started, server, folder
+        self.urls = [worker.url for worker in started.workers(workers, "--profile", "tiny")]
+        self.gateways: dict[str, Tenants] = {}
+
+    def begin(self, name: str, *flags: str, is_joined: bool = True) -> Tenants:
+        """A gateway of this name, with the secrets of the first."""
+        place = self.folder / name
+        first = next(iter(self.gateways), None)
+        if first is not None and first != name and not place.exists():
+            secrets = place / "state" / "secrets"
+            secrets.mkdir(parents=True, mode=0o700)
+            for key in ("root", "pepper", "session"):
+                shutil.copy(self.folder / first / "state" / "secrets" / f"{key}.key", secrets)
+        place.mkdir(exist_ok=True)
+        control = ("--control", self.server.url, "--control-replicas", "1")
+        made = tenants(self.started, self.urls, place, "--profile", "tiny", *control, *flags)
+        self.gateways[name] = made
+        if is_joined:
+            until(lambda: reuses(made), f"{name} has a lease")
+        return made
+
+    def at(self, name: str, caller: Caller) -> Caller:
+        return Caller(gateway=self.gateways[name].gateway, key=caller.key)
+
+
+def reuses(gateway: Tenants) -> bool:
+    told = gateway.gateway.client.get("/readyz").json()
+    return told["reuse"] == "on"
+
+
+def cached(caller: Caller, prompt: str = PROMPT) -> int:
+    answer = caller.answer(prompt)
+    assert answer.status == 200, answer.response.text
+    return answer.cached
+
+
+def log_of(gateway: Tenants) -> str:
+    return gateway.gateway.process.log()
+
+
+def test_what_one_gateway_is_told_holds_at_the_other(
+    started: Processes, server: NatsServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(started, server, tmp_path)
+    one = fleet.begin("one")
+    other = fleet.begin("other")
+    one.wait_leased(1)
+    ann = one.caller("acme", "ann")
+    until(lambda: fleet.at("other", ann).answer("x").status == 200, "the key is known there")
+    bob = other.caller("beta", "bob")
+    until(lambda: fleet.at("one", bob).answer("x").status == 200, "and the other way round")
+
+    other.wait_leased(1)
+    ann.answer(PROMPT)
+    until(lambda: cached(fleet.at("other", ann)) > 0, "what one cached the other reuses")
+
+    receipt = one.raised("revoke", "tenant/acme")
+    assert fleet.at("other", ann).answer("x").status == 403, "in force there, too, when it is said"
+    assert any(life.startswith("gateway/") for life in receipt["acked"]), receipt
+    assert receipt["fenced"] == []
+    assert fleet.at("one", bob).answer("x").status == 200
+
+    other.enable("tenant/acme")
+    until(lambda: ann.answer("x").status == 200, "enabled at the other")
+    assert cached(ann) == 0, "its cache is another"
+
+
+def test_while_nats_is_away_all_is_served_without_reuse_and_then_with_it_again(
+    started: Processes, server: NatsServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(started, server, tmp_path)
+    one = fleet.begin("one")
+    other = fleet.begin("other")
+    ann = one.caller("acme", "ann")
+    callers = [fleet.at("one", ann), fleet.at("other", ann)]
+    until(lambda: callers[1].answer("x").status == 200, "the key is known there")
+    until(lambda: all(cached(caller) for caller in callers), "both reuse")
+
+    server.kill()
+    for gateway in (one, other):
+        until(lambda gateway=gateway: answers(callers) and not reuses(gateway), "reuse is off")
+    assert [cached(caller) for caller in callers] == [0, 0]
+    refused = one.gateway.admin("/revoke", "POST", json={"subject": "tenant/acme", "reason": "x"})
+    assert refused.status_code == 503
+    assert answers(callers), "what was not revoked is served"
+    assert "control.out" in log_of(other)
+
+    server.start()
+    for gateway in (one, other):
+        until(lambda gateway=gateway: answers(callers) and reuses(gateway), "reuse is back")
+    until(lambda: all(cached(caller) for caller in callers), "with what was cached before")
+    assert "control.restored" not in log_of(one)
+
+
+def answers(callers: list[Caller]) -> bool:
+    """Each is answered; asserts it, so that no request fails while a test waits."""
+    return all(cached(caller) >= 0 for caller in callers)
+
+
+def test_a_gateway_that_hears_nothing_is_waited_for_until_its_lease_has_run_out(
+    started: Processes, server: NatsServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(started, server, tmp_path)
+    one = fleet.begin("one")
+    other = fleet.begin("other")
+    ann = one.caller("acme", "ann")
+    there = fleet.at("other", ann)
+    until(lambda: there.answer("x").status == 200, "the key is known there")
+    other.gateway.process.child.send_signal(signal.SIGSTOP)
+    try:
+        receipt = one.raised("revoke", "tenant/acme")
+    finally:
+        other.gateway.process.child.send_signal(signal.SIGCONT)
+    assert any(life.startswith("gateway/") for life in receipt["fenced"]), receipt
+    until(lambda: there.answer("x").status == 403, "it catches up")
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["all data", "an old backup"])
+def test_when_nats_loses_its_data_nothing_goes_back_and_all_caches_are_left_behind(
+    started: Processes, server: NatsServer, tmp_path: Path, is_whole: bool
+) -> None:
+    fleet = Fleet(started, server, tmp_path)
+    one = fleet.begin("one")
+    ann = one.caller("acme", "ann")
+    server.stop()
+    server.saved(tmp_path / "backup")
+    server.start()
+    other = fleet.begin("other")
+    bob = one.caller("beta", "bob")
+    until(lambda: reuses(one), "it has its lease again")
+    one.raised("revoke", "tenant/acme")
+    callers = [fleet.at("one", bob), fleet.at("other", bob)]
+    until(lambda: callers[1].answer("x").status == 200, "the key is known there")
+    until(lambda: all(cached(caller) for caller in callers), "both reuse")
+
+    server.restored(None if is_whole else tmp_path / "backup")
+    until(lambda: "control.restored" in log_of(one) + log_of(other), "it is said")
+    for gateway in (one, other):
+        until(lambda gateway=gateway: reuses(gateway), "reuse is back")
+    assert "fleet" in {row["subject"] for row in receipts(one) + receipts(other)}
+    assert fleet.at("one", ann).answer("x").status == 403, "what was revoked is"
+    assert fleet.at("other", ann).answer("x").status == 403
+    assert answers(callers)
+    fleet.begin("third")
+    assert fleet.at("third", bob).answer("x").status == 200, "who comes new knows all of it"
+    assert fleet.at("third", ann).answer("x").status == 403
+
+
+def receipts(gateway: Tenants) -> list[dict[str, Any]]:
+    return gateway.gateway.admin("/revocations").json()["revocations"]
+
+
+def test_a_gateway_starts_by_its_copy_while_nats_is_away(
+    started: Processes, server: NatsServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(started, server, tmp_path)
+    one = fleet.begin("one")
+    ann = one.caller("acme", "ann")
+    one.gateway.process.stop()
+    server.kill()
+    one = fleet.begin("one", is_joined=False)
+    here = fleet.at("one", ann)
+    assert cached(here) == 0
+    assert not reuses(one)
+    server.start()
+    until(lambda: answers([here]) and reuses(one), "reuse is back")
+    fleet.begin("other")
+    assert fleet.at("other", ann).answer("x").status == 200
+
+
+def test_a_gateway_with_other_secrets_or_another_registry_does_not_start(
+    started: Processes, server: NatsServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(started, server, tmp_path)
+    fleet.begin("one").caller("acme", "ann")
+    flags = ("--control", server.url, "--control-replicas", "1", "--port", "0")
+    odd = started.begin("serve", "--state-dir", str(tmp_path / "odd"), "--admin-port", "0", *flags)
+    assert odd.child.wait(60) == 2
+    assert "pepper.key" in odd.log()
+    lone = tenants(started, fleet.urls, tmp_path / "two")
+    lone.caller("other", "eve")
+    lone.gateway.process.stop()
+    for key in ("root", "pepper", "session"):
+        shutil.copy(
+            tmp_path / "one" / "state" / "secrets" / f"{key}.key",
+            tmp_path / "two" / "state" / "secrets" / f"{key}.key",
+        )
+    forked = started.begin(
+        "serve", "--state-dir", str(tmp_path / "two" / "state"), "--admin-port", "0", *flags
+    )
+    assert forked.child.wait(60) == 2
+    assert "another fleet" in forked.log()
+
+
+def test_a_registry_of_one_gateway_moves_into_nats_as_it_is(
+    started: Processes, server: NatsServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(started, server, tmp_path)
+    (tmp_path / "one").mkdir()
+    lone = tenants(started, fleet.urls, tmp_path / "one", "--profile", "tiny")
+    ann = lone.caller("acme", "ann")
+    lone.gateway.process.stop()
+    fleet.begin("one")
+    fleet.begin("other")
+    assert fleet.at("other", ann).answer("x").status == 200
