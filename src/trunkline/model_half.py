@@ -22,7 +22,7 @@ from trunkline.errand_side import PullTest, errands_of, examiner_of, warmers_of
 from trunkline.gateway.by_model import ByModel
 from trunkline.gateway.contracts import Picker
 from trunkline.gateway.errands import Errands
-from trunkline.gateway.fair_line import LineLimits
+from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.metrics import Sample
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.observe import EventLog
@@ -39,6 +39,8 @@ class Half:
     core: Core
     parts: MemberParts
     errands: Errands
+    line: FairPicker | None
+    """None where everybody is one tenant, unless the settings want one."""
     side: TenantSide | None
     """None where there is one tenant."""
     pull_test: PullTest
@@ -55,10 +57,12 @@ class Half:
         headroom = fleet.headroom.left(len(usable), now)
         if headroom is not None:
             yield Sample("n_minus_1_headroom", headroom, (self.core.model.name,))
+        if self.line is not None:
+            yield from self.line.samples()
 
     @property
     def picker(self) -> Picker:
-        return self.side.line if self.side else self.core.picker
+        return self.line or self.core.picker
 
     def beside(self, config: Config, clock: Clock) -> list[Coroutine[Any, Any, None]]:
         """What runs beside requests."""
@@ -82,34 +86,35 @@ def half_of(
     """`draw(n)` gives n unguessable bytes. The authority knows the core already."""
     errands = errands_of(core)
     parts.examine = examiner_of(core, clock, authority, errands, draw)
-    side = None
-    if authority.tenants is not None:
-        side = TenantSide(
-            core,
-            authority.tenants,
+    tenants, line = authority.tenants, None
+    if tenants is not None or config.queue.queue_one_tenant:
+        line = FairPicker(
+            core.picker,
+            fleet=core.fleet,
+            clock=clock,
+            limits=_line_limits(config, has_tenants=tenants is not None),
+            allowance=tenants.allowance if tenants else None,
             renew=authority.tenancy.renew,
-            errands=errands,
-            limits=_line_limits(config),
-            log=log,
         )
     return Half(
         core=core,
         parts=parts,
         errands=errands,
-        side=side,
+        line=line,
+        side=TenantSide(core, errands=errands, log=log) if tenants else None,
         pull_test=PullTest(core, clock, authority, errands, draw, log),
         clock=clock,
         log=log,
     )
 
 
-def _line_limits(config: Config) -> LineLimits:
+def _line_limits(config: Config, *, has_tenants: bool) -> LineLimits:
     queue = config.queue
     # Who waits longer for a turn is refused before the data plane ends it.
     most_ms = 0.95 * config.upstream.first_byte_timeout_ms
     return LineLimits(
         max_waiting=queue.queue_size,
-        max_waiting_per_tenant=queue.queue_size // 4,
+        max_waiting_per_tenant=queue.queue_size // 4 if has_tenants else queue.queue_size,
         max_wait_ms=min(queue.queue_timeout_secs * 1_000.0, most_ms),
         target_ms=queue.queue_target_ms,
         interval_ms=queue.queue_interval_ms,

@@ -1,4 +1,4 @@
-"""What stands beside the core where tenants are kept apart: line and filler, and what they count.
+"""What stands beside the core where tenants are kept apart: the filler, and what is counted.
 
 No series names a tenant: metrics are read by more people than may know who is a customer. Read
 `authority.py` for who may what, `operations.py` for all that does not depend on tenants.
@@ -6,43 +6,30 @@ No series names a tenant: metrics are read by more people than may know who is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from trunkline.assembly import Core
 from trunkline.authority import Tenants
-from trunkline.gateway.contracts import InferenceRequest
 from trunkline.gateway.errands import Errands
-from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.filler import Filler, FillerParts
 from trunkline.gateway.metrics import Sample, summed
 from trunkline.observe import EventLog
 
 
 class TenantSide:
-    """The line in front of the fleet, the filler of public prefixes; a `MetricsSource`."""
+    """The namespaces of a model and the filler of its public prefixes; a `MetricsSource`."""
 
     def __init__(
         self,
         core: Core,
-        tenants: Tenants,
         *,
-        renew: Callable[[InferenceRequest], None],
         errands: Errands,
-        limits: LineLimits,
         log: EventLog,
     ) -> None:
         publics = core.namespaces.publics
         assert publics is not None, "the authority knows the fleet"
         self._namespaces = core.namespaces
         self._publics = publics
-        self.line = FairPicker(
-            core.picker,
-            fleet=core.fleet,
-            clock=tenants.clock,
-            limits=limits,
-            allowance=tenants.allowance,
-            renew=renew,
-        )
         self.filler = Filler(
             FillerParts(
                 publics=publics,
@@ -57,16 +44,6 @@ class TenantSide:
 
     def samples(self) -> Iterable[Sample]:
         """Of this model alone."""
-        line = self.line
-        yield Sample("line_waiting", line.waiting_count)
-        yield Sample("line_ended_total", line.accounts.released, ("sent",))
-        yield Sample("line_ended_total", line.accounts.refused, ("refused",))
-        yield Sample("line_ended_total", line.accounts.timed_out, ("timed-out",))
-        yield Sample("line_ended_total", line.accounts.left, ("client-gone",))
-        for priority, count in line.accounts.shed.items():
-            yield Sample("line_shed_total", count, (priority.value,))
-        yield Sample("line_overloaded", float(line.is_overloaded))
-        yield Sample("line_waited_seconds_total", line.accounts.waited_ms / 1_000.0)
         yield Sample("namespaces_active", len(self._namespaces))
         yield Sample("public_prefixes_active", len(self._publics))
         yield Sample("public_fills_total", self.filler.filled)

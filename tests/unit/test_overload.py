@@ -8,7 +8,7 @@ import random
 
 import pytest
 from fair_world import LONG, Desk, Policy, Served, World, asks, fresh, prefill_ms, turns
-from picker_bench import COMPLETE, W0
+from picker_bench import COMPLETE, W0, W1
 
 from trunkline.core.overload import INTERVAL_MS, TARGET_MS, Overload, Pace, Priority
 from trunkline.core.records import Instant, WorkerId
@@ -263,6 +263,29 @@ def test_who_is_refused_for_overload_is_told_when_to_come_again() -> None:
             task.cancel()
         await turns()
         desk.line.ended(first, COMPLETE, None)
+
+    asyncio.run(run())
+
+
+def test_where_one_prompt_takes_longer_than_all_may_wait_one_waits_for_each_worker() -> None:
+    async def run() -> None:
+        desk = Desk(W0, W1, room_ms=1e6)
+        for number in range(6):
+            desk.pick(asks("a", fresh(number)))
+        desk.line._room_ms = 1.0
+        waiting = [await desk.wait(asks("a", fresh(6)))]
+        desk.bench.clock.ms += 60_000.0
+        desk.line._tick()
+        assert desk.line.is_overloaded
+        assert not waiting[0].done()
+
+        waiting.append(await desk.wait(asks("a", fresh(7))))
+        with pytest.raises(Overloaded):
+            desk.line.pick(asks("a", fresh(8)), frozenset())
+
+        for task in waiting:
+            task.cancel()
+        await turns()
 
     asyncio.run(run())
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,7 @@ from trunkline.errors import Busy
 from trunkline.gateway.allowance import Allowance
 from trunkline.gateway.contracts import AttemptEnd, InferenceRequest, Pick, Picker
 from trunkline.gateway.deadline import unmet
+from trunkline.gateway.metrics import Sample
 from trunkline.ports.clock import Clock
 
 ROOM_MS = 500.0
@@ -186,6 +187,19 @@ class FairPicker:
     def is_overloaded(self) -> bool:
         return self._overload.is_on
 
+    def samples(self) -> Iterable[Sample]:
+        """For the metrics."""
+        accounts = self.accounts
+        yield Sample("line_waiting", self.waiting_count)
+        yield Sample("line_ended_total", accounts.released, ("sent",))
+        yield Sample("line_ended_total", accounts.refused, ("refused",))
+        yield Sample("line_ended_total", accounts.timed_out, ("timed-out",))
+        yield Sample("line_ended_total", accounts.left, ("client-gone",))
+        for priority, count in accounts.shed.items():
+            yield Sample("line_shed_total", count, (priority.value,))
+        yield Sample("line_overloaded", float(self.is_overloaded))
+        yield Sample("line_waited_seconds_total", accounts.waited_ms / 1_000.0)
+
     # -- the Picker's three verbs ----------------------------------------------------------------
 
     def pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick | Awaitable[Pick]:
@@ -250,9 +264,16 @@ class FairPicker:
             return
         priority = self._priority(tenant)
         if priority is Priority.LOW:
-            turn_ms = self._pace.wait_ms(len(self._queue), now)
-        if turn_ms > self._overload.allowed_ms(priority):
+            ahead = float(len(self._queue))
+            turn_ms = self._pace.wait_ms(ahead, now)
+        if turn_ms > self._overload.allowed_ms(priority) and ahead >= self._least_kept():
             raise self._shed(tenant, turn_ms, now)
+
+    def _least_kept(self) -> int:
+        """One that waits for each worker: where a single prompt takes longer than all may wait,
+        nobody would wait else.
+        """
+        return len(self._fleet.usable(self._clock.boot())[0])
 
     def _shed(self, tenant: str, wait_ms: float, now: Instant) -> Overloaded:
         self._overload.refused(now)
@@ -391,7 +412,7 @@ class FairPicker:
         """
         while self._longest_wait_ms() >= self._overload.slough_ms:
             wait_ms = self._pace.wait_ms(len(self._queue), now)
-            if wait_ms <= self._overload.target_ms:
+            if wait_ms <= self._overload.target_ms or len(self._queue) <= self._least_kept():
                 return
             entry = next(iter(self._arrivals))
             self._queue.cancel(entry)
