@@ -66,6 +66,8 @@ class Checks:
         """Calls that were open when the gateway died."""
         self.raises = 0
         self.was_raised: set[int] = set()
+        self._unanswered: list[tuple[int, int]] = []
+        """Tenants whose epoch somebody wants to raise, and in which life of the gateway."""
         self.doubted: dict[str, None] = {}
         """Workers that were still left out for what their streams missed."""
 
@@ -112,8 +114,13 @@ class Checks:
     def taken_in(self, name: str) -> None:
         self._drained.pop(name, None)
 
-    def raising(self, tenant: int, *, bars: bool) -> None:
+    def raising(self, tenant: int) -> None:
         self.was_raised.add(tenant)
+        self._unanswered.append((tenant, self._world.gate.life))
+
+    def answered(self, tenant: int) -> None:
+        """With a receipt, or with a refusal."""
+        self._unanswered.remove((tenant, self._world.gate.life))
 
     def raised(self, tenant: int, receipt: Receipt, *, bars: bool) -> None:
         """A receipt: from now on nothing older is used."""
@@ -257,6 +264,9 @@ class Checks:
     def has_healed(self) -> None:
         """LIVE: ten heartbeats after the faults."""
         world, gate = self._world, self._world.gate
+        for tenant, life in self._unanswered:
+            if life == gate.life:
+                world.violate("LIVE", f"a revocation of tenant {tenant} was never answered")
         boot = gate.clock.boot()
         usable, excluded = gate.core.fleet.usable(boot)
         for number in range(world.setting.worker_count):

@@ -227,12 +227,14 @@ class Troubles:
 
         async def order() -> None:
             subject = subject_of_tenant(tenant)
-            world.checks.raising(tenant, bars=bars)
+            world.checks.raising(tenant)
             try:
                 receipt = await gate.raise_epoch(subject, bars=bars)
             except GatewayError as error:
                 world.note("refused", repr(error))
+                world.checks.answered(tenant)
                 return
+            world.checks.answered(tenant)
             world.checks.raised(tenant, receipt, bars=bars)
             if bars:
                 await asyncio.sleep(trouble.secs)
