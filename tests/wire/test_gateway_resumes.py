@@ -41,6 +41,7 @@ from scripted import (
 )
 
 from trunkline.config import RetryConfig
+from trunkline.gateway.contracts import AttemptEnd
 
 
 def assert_whole(got: Heard, body: dict[str, Any], *, resumes: int = 1) -> None:
@@ -283,7 +284,7 @@ async def test_a_worker_that_falls_silent_is_left_and_what_it_says_later_reaches
         reply = await client.reply()
         assert_whole(heard(reply.body), body)
         await gateway.settled()
-        assert gateway.picker.ends[0] == (a.name, FAILED, None)
+        assert gateway.picker.ends[0] == (a.name, AttemptEnd.WORKER_LATE, None)
 
 
 @pytest.mark.parametrize("what", ["refuses", "dies", "babbles"])

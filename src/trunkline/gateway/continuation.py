@@ -29,8 +29,8 @@ _events = msgspec.json.Decoder(StreamEvent)
 class Passed(Protocol):
     """What the continuation needs to know of what went before; a relay or another continuation."""
 
-    bytes_out: int
-
+    @property
+    def bytes_out(self) -> int: ...
     @property
     def events_delivered(self) -> int: ...
     @property

@@ -41,7 +41,7 @@ class Exchange:
     """See the module. Worker connections call `received` and `lost`, the client's all the rest."""
 
     __slots__ = (
-        "_attempt", "_attempts", "_choice", "_client", "_first_error", "_has_first_token",
+        "_asked", "_attempt", "_attempts", "_choice", "_client", "_first_error", "_has_first_token",
         "_headers", "_held", "_is_link_reusable", "_line", "_link", "_mending", "_pause",
         "_phase", "_pick", "_relay", "_request", "_started_ms", "_status", "_timed_from_s",
         "_tokens", "_tried", "_ttft_ms", "_worker",
@@ -58,6 +58,8 @@ class Exchange:
         self._client = client
         self._request = request
         self._mending = Mending(line, request)
+        self._asked = request
+        """What the worker was asked whose turn it is."""
         self._headers = headers
         self._phase: Phase = PICKING
         self._tried: frozenset[WorkerId] = frozenset()
@@ -150,8 +152,8 @@ class Exchange:
         except GatewayError as error:
             self._end_early(error)
             return
-        request = self._mending.asked
-        self._attempt = Attempt(self._line, self, self._client, request, self._headers, pick)
+        asked = self._asked = self._mending.asked
+        self._attempt = Attempt(self._line, self, self._client, asked, self._headers, pick)
         self._attempt.start()
 
     # -- what an attempt tells -------------------------------------------------------------------
@@ -225,7 +227,7 @@ class Exchange:
         """Bytes of the worker whose turn it is, behind the head of its answer."""
         relay = self._relay
         try:
-            if (objection := self._line.objection(self._mending.asked)) is not None:
+            if (objection := self._line.objection(self._asked)) is not None:
                 self.objected(objection)
                 return
             assert relay is not None, "an answer that nobody passes on"

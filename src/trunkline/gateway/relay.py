@@ -50,6 +50,7 @@ class Relay:
 
     __slots__ = (
         "_client",
+        "_forgotten_bytes",
         "_held",
         "_held_bytes",
         "_is_events",
@@ -61,7 +62,6 @@ class Relay:
         "_most_kept_bytes",
         "_reader",
         "_remaining",
-        "bytes_out",
         "framing",
         "is_chunked_out",
     )  # fmt: skip
@@ -81,9 +81,9 @@ class Relay:
         self._is_mid_chunk = False
         self._kept: list[bytes] = []
         """All that was passed on, or of that the latest."""
-        self._kept_before: list[bytes] = []
+        self._kept_before = b""
         self._kept_bytes = 0
-        self.bytes_out = 0
+        self._forgotten_bytes = 0
         self.framing = _framing(head, takes_chunks=takes_chunks)
         is_whole_events = self._is_events and self.framing is CHUNKED
         self._keeps_all = is_whole_events and most_kept_bytes > TAIL_BYTES
@@ -108,6 +108,11 @@ class Relay:
     def events_delivered(self) -> int:
         """Whole chunks so far: in a stream of an engine one event, and so one token, each."""
         return self._reader.whole_chunks if self._reader is not None else 0
+
+    @property
+    def bytes_out(self) -> int:
+        """Of the body, as it was passed on."""
+        return self._forgotten_bytes + self._kept_bytes
 
     @property
     def forwarded(self) -> list[bytes] | None:
@@ -147,7 +152,10 @@ class Relay:
             return self._pass_chunks(data, b"", end)
         self._is_mid_chunk = False
         self._client.write(data)
-        self._keep(data)
+        self._kept.append(data)  # `_keep`, without the call: this is done for each token
+        self._kept_bytes += len(data)
+        if self._kept_bytes > self._most_kept_bytes:
+            self._forget()
         return False
 
     def end_of_worker(self) -> bool:
@@ -176,13 +184,13 @@ class Relay:
         """The last few KiB of the body, framing included."""
         pieces: list[bytes] = []
         size = 0
-        for kept in (self._kept, self._kept_before):
-            for data in reversed(kept):
-                pieces.append(data)
-                size += len(data)
-                if size >= TAIL_BYTES:
-                    return b"".join(reversed(pieces))[-TAIL_BYTES:]
-        return b"".join(reversed(pieces))
+        for data in reversed(self._kept):
+            pieces.append(data)
+            size += len(data)
+            if size >= TAIL_BYTES:
+                break
+        pieces.append(self._kept_before)
+        return b"".join(reversed(pieces))[-TAIL_BYTES:]
 
     def cached_tokens(self) -> int | None:
         """What the worker's usage said of reuse, if anything."""
@@ -262,16 +270,15 @@ class Relay:
         return True
 
     def _keep(self, data: bytes) -> None:
-        size = len(data)
-        self.bytes_out += size
-        self._kept.append(data if size <= TAIL_BYTES or self._keeps_all else data[-TAIL_BYTES:])
-        self._kept_bytes += size
+        self._kept.append(data)
+        self._kept_bytes += len(data)
         if self._kept_bytes > self._most_kept_bytes:
             self._forget()
 
     def _forget(self) -> None:
         """Keep no more than the end of what was passed on."""
-        self._kept_before = [self.tail()] if self._keeps_all else self._kept
+        self._kept_before = self.tail()
+        self._forgotten_bytes += self._kept_bytes
         self._keeps_all = False
         self._most_kept_bytes = TAIL_BYTES
         self._kept = []

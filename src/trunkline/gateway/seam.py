@@ -41,12 +41,13 @@ class StopWatch:
             return ""
         before, whole = len(self._shown), self._shown + self._held + text
         ends = [
-            (at + len(stop), at, stop)
-            for stop in self._stops
+            (at + len(stop), index, at)
+            for index, stop in enumerate(self._stops)
             if (at := whole.find(stop, max(0, before - len(stop) + 1))) >= 0
         ]
-        if ends:
-            end, at, self.found = min(ends)
+        if ends:  # of those that end together, the engine takes the one that was named first
+            end, index, at = min(ends)
+            self.found = self._stops[index]
             return whole[before : end if self._is_included else max(at, before)]
         held = 0 if is_last else min(self._begun(whole), len(whole) - before)
         out = whole[before : len(whole) - held]
@@ -71,17 +72,10 @@ class Detokeniser:
 
     def __init__(self, tokenizer: Tokenizer, said: array[int]) -> None:
         self._tokenizer = tokenizer
-        whole = len(said)
-        for back in range(min(_CHARACTER_TOKENS, len(said) + 1)):
-            whole = len(said) - back
-            if not self._decode(said[:whole]).endswith(BROKEN):
-                break
-        else:
-            whole = len(said)  # no character that begins here: nothing to wait for
+        whole, self.text = self._whole(said)
+        """Of what was said: all but the character that is not whole yet."""
         self.is_whole = whole == len(said)
         """Whether no character is open."""
-        self.text = self._decode(said[:whole])
-        """Of what was said: all but the character that is not whole yet."""
         start = max(0, whole - _CONTEXT_TOKENS)
         self._ids = said[start:]
         self._read = whole - start
@@ -89,16 +83,23 @@ class Detokeniser:
     def feed(self, ids: array[int]) -> str:
         """The text that these complete."""
         self._ids += ids
-        known = self._decode(self._ids[: self._read])
-        text = self._decode(self._ids)
-        if len(text) <= len(known) or (
-            text.endswith(BROKEN) and len(self._ids) - self._read < _CHARACTER_TOKENS
-        ):
+        whole, text = self._whole(self._ids)
+        if whole <= self._read:
             return ""
-        dropped = max(0, self._read - _CONTEXT_TOKENS)
+        known = self._decode(self._ids[: self._read])
+        dropped = max(0, whole - _CONTEXT_TOKENS)
         self._ids = self._ids[dropped:]
-        self._read = len(self._ids)
+        self._read = whole - dropped
         return text[len(known) :]
+
+    def _whole(self, ids: array[int]) -> tuple[int, str]:
+        """How many of them end in a whole character, and their text."""
+        for back in range(min(_CHARACTER_TOKENS, len(ids) + 1)):
+            count = len(ids) - back
+            text = self._decode(ids[:count])
+            if not text.endswith(BROKEN):
+                return count, text
+        return len(ids), self._decode(ids)  # no character that begins here: it is not waited for
 
     def _decode(self, ids: array[int]) -> str:
         return self._tokenizer.decode(ids)
