@@ -23,6 +23,7 @@ from rows import (
 
 STREAMS = 64
 WORKERS = 4
+HISTORY_S = 3.0
 INTER_TOKEN_DEADLINE_S = 5.0
 """max(5 s, 20 times the worker's median), which is 20 times 50 ms here."""
 
@@ -136,7 +137,8 @@ def stop_and_go_on(stage: Stage) -> list[Finding]:
                 if stage.is_late:
                     break
                 until(lambda: len(crowd.flowing()) > STREAMS // 3, "streams run")
-                time.sleep(dice.random() * 0.5)
+                # Without a history of the victim its silence is judged by the idle time-out alone.
+                time.sleep(HISTORY_S + dice.random())
                 victim = dice.choice(fleet)
                 came_late, hung = _stop_one(gateway, victim, crowd)
                 late_choices, stuck, stops = late_choices + came_late, stuck + hung, stops + 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,9 +26,10 @@ INTER_TOKEN_S = 0.05
 PREFILL_S = 0.2
 """Of prompt and generated tokens, with those in front of it that fail over at the same time."""
 PROBES = (
-    "--health-check-interval-secs", str(HEARTBEAT_S),
-    "--health-check-timeout-secs", str(HEARTBEAT_S),
+    "--health-check-interval-secs", str(HEARTBEAT_S / 2),
+    "--health-check-timeout-secs", str(HEARTBEAT_S / 2),
 )  # fmt: skip
+"""A probe that fails takes H with the pause before it, and three in a row 3 H."""
 
 
 def workers(started: Processes, count: int, *flags: str) -> list[Process]:
@@ -89,14 +91,18 @@ def chosen(looked_at: Gateway, process: Process) -> float:
     return looked_at.metric("worker_selection_total", worker=process.name)
 
 
-def wait_back(looked_at: Gateway, count: int) -> None:
-    """Until so many are ready with what they hold known, and none has an open breaker."""
+def wait_back(looked_at: Gateway, count: int) -> float:
+    """Until so many are ready with what they hold known, and none has an open breaker. How many
+    seconds that took.
+    """
+    began_s = time.monotonic()
     looked_at.wait_ready(count)
 
     def are_closed() -> bool:
         return all(row["breaker"] == "closed" for row in looked_at.workers().values())
 
     until(are_closed, "all breakers are closed", 150)
+    return time.monotonic() - began_s
 
 
 def resident_mib(pid: int) -> float:

@@ -40,16 +40,7 @@ class Behind:
 
     @property
     def name(self) -> str:
-        return f"127.0.0.1:{self.http.port}"
-
-    @property
-    def url(self) -> str:
-        said = (f"{word}=tcp://127.0.0.1:{link.port}" for word, link in self._sources())
-        return f"{self.http.url}#{'&'.join(said)}"
-
-    def _sources(self) -> Iterator[tuple[str, Link]]:
-        yield "events", self.events
-        yield "replay", self.replay
+        return self.http.url.removeprefix("http://")
 
     def cut(self, how: str) -> None:
         if how == "events":
@@ -76,14 +67,17 @@ def behind_links(count: int, *flags: str) -> Iterator[tuple[Processes, Gateway, 
             )
             for process in ground.workers(started, count)
         ]
-        yield started, ground.gateway(started, [one.url for one in fleet], *flags), fleet
+        gateway = ground.gateway(started, [one.http.url for one in fleet], *flags)
+        for one in fleet:
+            assert one.events.accepted, "events come another way"
+        yield started, gateway, fleet
 
 
 def partition(stage: Stage) -> list[Finding]:
     """Cuts of 5 H between the gateway and one of three workers, all four kinds in turn."""
     dice = stage.dice()
     wanted = stage.rounds(100 * len(CUTS))
-    late, healed, tried = 0, list[float](), 0
+    late, healed, back, tried = 0, list[float](), list[float](), 0
     with (
         behind_links(WORKERS) as (_, gateway, fleet),
         Crowd(
@@ -108,15 +102,16 @@ def partition(stage: Stage) -> list[Finding]:
                 assert _marks_heard(gateway, victim) < marks, "the cut lets something through"
             victim.heal()
             healed.append(_converged_s(gateway, victim, marks))
-            ground.wait_back(gateway, len(fleet))
+            back.append(healed[-1] + ground.wait_back(gateway, len(fleet)))
             tried += 1
-            stage.say(f"cut {trial + 1} ({how}): {late} late choices, whole in {healed[-1]:.1f} s")
-    return [*_partition_findings(stage, crowd.outcomes, healed, late),
+            heard = f"heard in {healed[-1]:.1f} s, chosen in {back[-1]:.1f} s"
+            stage.say(f"cut {trial + 1} ({how}): {late} late choices, {heard}")
+    return [*_partition_findings(stage, crowd.outcomes, healed, back, late),
             at_most("F3", "cuts that were not tried", len(wanted) - tried, 0, "cuts")]  # fmt: skip
 
 
 def _partition_findings(
-    stage: Stage, outcomes: Sequence[Outcome], healed: list[float], late: int
+    stage: Stage, outcomes: Sequence[Outcome], healed: list[float], back: list[float], late: int
 ) -> list[Finding]:
     lost = [outcome for outcome in outcomes if outcome.is_lost]
     for outcome in lost[:3]:
@@ -127,6 +122,8 @@ def _partition_findings(
         none_of("F3", "choices of a worker cut off for over 3 H", late, len(healed)),
         none_of("F3", "lost: neither answered nor told", len(lost), len(outcomes)),
         at_most("F3", "all that happened meanwhile is heard after", max(healed, default=0.0),
+                CONVERGED_S, "s"),
+        at_most("F3", "the worker may be chosen again after", max(back, default=0.0),
                 CONVERGED_S, "s"),
     ]  # fmt: skip
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from rows import Verdict, all_of, at_most, growth, none_of, percentile, table
-from toxic import Link, Toxic
+from toxic import HOST, Link, Toxic
 
 TOOL = Path(__file__).with_name("chaos.py")
 WAIT_S = 120.0
@@ -126,7 +126,7 @@ def link(echo: int) -> Iterator[Link]:
 
 
 def through(link: Link) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", link.port), timeout=WAIT_S)
+    return socket.create_connection((HOST, link.port), timeout=WAIT_S)
 
 
 def heard(connection: socket.socket, count: int) -> bytes:

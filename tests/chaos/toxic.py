@@ -16,13 +16,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+HOST = "127.0.0.2"
+"""Also this machine alone. A link has the port of what it leads to: a gateway takes the host of a
+worker's URL for all that the worker announces, and so comes through links for events, too.
+"""
+
 READ_BYTES = 1 << 16
 _START_S = 30.0
 
 
 class Link:
-    """One address whose connections go to another. Changed only through its methods, from any
-    thread.
+    """An address on `HOST` whose connections go to the same port elsewhere. Changed only through
+    its methods, from any thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> None:
@@ -47,7 +52,7 @@ class Link:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     def cut(self, *, up: bool = True, down: bool = True) -> None:
         """`up` is towards the target. Nothing passes, and nobody is told."""
@@ -84,7 +89,7 @@ class Link:
         self._do(now)
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, HOST, self._target[1])
 
     async def close(self) -> None:
         assert self._server is not None

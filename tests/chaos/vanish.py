@@ -20,7 +20,7 @@ from pathlib import Path
 
 import ground
 from crowd import Crowd
-from deaths import STREAMS, WORKERS, a_mix, judged
+from deaths import HISTORY_S, STREAMS, WORKERS, a_mix, judged
 from fleet import Gateway, Process, processes, until
 from links import behind_links
 from rows import HEARTBEAT_S, Finding, Row, Stage, Verdict, at_most, percentile
@@ -66,6 +66,7 @@ def _vanish(stage: Stage, gateway: Gateway, switch: Switch, how: str) -> list[Fi
             if stage.is_late:
                 break
             until(lambda: len(crowd.flowing()) > STREAMS // 3, "streams run")
+            time.sleep(HISTORY_S + dice.random())
             at = dice.randrange(WORKERS)
             touched = crowd.running()
             switch(at, False)
