@@ -124,6 +124,8 @@ class Authority:
         """From here on a revocation reaches what runs at the front, and what is known under it."""
         if self.tenants is not None:
             self.tenants.here.attach(front, [core.namespaces for core in cores])
+            if self.tenants.gateways is not None:
+                self.tenants.gateways.share_load([core.fleet for core in cores])
 
 
 @asynccontextmanager

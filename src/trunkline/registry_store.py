@@ -24,6 +24,7 @@ from trunkline.ports.store import Store, StoreBroken, StoreDown, StoreForked, St
 
 if TYPE_CHECKING:
     from trunkline.adapters.nats_board import NatsBoard
+    from trunkline.adapters.nats_bucket import NatsBucket
     from trunkline.control.gateways import Gateways
     from trunkline.control.mirrored_store import MirroredStore
 
@@ -51,6 +52,7 @@ class Shared:
 
     store: MirroredStore
     board: NatsBoard
+    wire: NatsBucket
 
 
 async def open_store(ground: Ground) -> tuple[Store, Shared | None]:
@@ -80,12 +82,14 @@ def gateways_at(
 ) -> Gateways:
     """This gateway among those at the registry; not entered yet."""
     from trunkline.control.gateways import GatewayParts, Gateways
+    from trunkline.control.load_sync import LoadSync
 
     if shared.store.is_joined:
         shared.store.owes_mend = False  # loading did it
     nonce = secrets.token_hex(16)
     return Gateways(
         GatewayParts(
+            load=LoadSync(nonce, shared.wire, ground.clock),
             life=f"gateway/{host_name()}#{nonce}",
             nonce=nonce,
             registry=registry,
@@ -159,4 +163,4 @@ async def _open_shared(ground: Ground, copy: SqliteStore) -> Shared:
             why=str(error),
             meaning="started by the copy of the registry: no reuse and no changes until it is back",
         )
-    return Shared(store=store, board=board)
+    return Shared(store=store, board=board, wire=bucket)

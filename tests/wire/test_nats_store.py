@@ -161,6 +161,25 @@ def test_news_are_told_to_who_listens(server: NatsServer) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_sent_is_heard_by_all_and_not_kept(server: NatsServer) -> None:
+    async def scenario() -> None:
+        one, other = NatsBucket(place([server])), NatsBucket(place([server]))
+        await one.send(b"lost")
+        await one.connect()
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        other.hear(heard.put_nowait)
+        await one.send(b"lost, too")
+        await other.connect()
+        await one.send(b"heard")
+        async with asyncio.timeout(30):
+            assert await heard.get() == b"heard"
+        assert await one.newest(">") is None
+        await one.close()
+        await other.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_value_may_be_of_the_bound_and_no_longer(server: NatsServer) -> None:
     async def scenario() -> None:
         store = await opened(server)

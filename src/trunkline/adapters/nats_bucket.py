@@ -120,6 +120,8 @@ class NatsBucket:
         self._place = place
         self._stream = f"KV_{place.bucket}"
         self._prefix = f"$KV.{place.bucket}."
+        self._wire = f"{place.bucket}.load"
+        self._on_body: list[Callable[[bytes], None]] = []
         self._client: Client | None = None
         self._on_news: list[Callable[[str], None]] = []
         self._is_apart = asyncio.Event()
@@ -133,9 +135,15 @@ class NatsBucket:
         """
         self._on_news.append(on_news)
 
-    @property
-    def is_connected(self) -> bool:
-        return self._client is not None and self._client.is_connected
+    async def send(self, body: bytes) -> None:
+        """To all that `hear`; lost where there is no connection."""
+        client = self._client
+        if client is not None and client.is_connected:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await client.publish(self._wire, body)
+
+    def hear(self, on_body: Callable[[bytes], None]) -> None:
+        self._on_body.append(on_body)
 
     async def connect(self) -> None:
         """Connect once; from then on the connection comes back by itself. Makes the bucket where
@@ -217,6 +225,10 @@ class NatsBucket:
         async def failed(error: Exception) -> None:
             self.why_apart = self.why_apart and f"NATS: {error or type(error).__name__}"
 
+        async def told(message: Msg) -> None:
+            for on_body in self._on_body:
+                on_body(message.data)
+
         async def heard(message: Msg) -> None:
             self._tell(message.subject[len(self._prefix) :])
 
@@ -245,6 +257,9 @@ class NatsBucket:
                     )
                 await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
                     self._prefix + ">", cb=heard
+                )
+                await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
+                    self._wire, cb=told
                 )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             with contextlib.suppress(nats.errors.Error, OSError):

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -29,11 +29,13 @@ import msgspec
 
 from trunkline.control.book import subject_of
 from trunkline.control.changes import EpochRaised
+from trunkline.control.load_sync import LoadSync
 from trunkline.control.mirrored_store import MirroredStore
 from trunkline.control.registry import Committed, Registry
 from trunkline.control.restored import BackupWatch
 from trunkline.control.revocation import Revoker
 from trunkline.control.supervised import Supervised
+from trunkline.core.fleet import Fleet
 from trunkline.core.freshness import LEASE_BEAT_MS, LEASE_TTL_MS, Fencing, Order, Verb, grant_ms
 from trunkline.core.records import BootInstant
 from trunkline.errors import GatewayError, RegistryBroken
@@ -85,6 +87,8 @@ class GatewayParts:
     board: Board
     clock: Clock
     log: EventLog
+    load: LoadSync | None = None
+    """Tells the others what waits at the workers."""
     on_back: Callable[[], None] = lambda: None
     """Its lease is valid again."""
     peers: dict[str, _Peer] = field(default_factory=dict[str, _Peer])
@@ -123,6 +127,11 @@ class Gateways(Supervised):
         """Lives of other gateways that may be reusing now."""
         now = self._parts.clock.boot()
         return sum(peer.until > now for peer in self._parts.peers.values())
+
+    def share_load(self, fleets: Sequence[Fleet]) -> None:
+        """From here on gateways tell one another what they have sent to these workers."""
+        if self._parts.load is not None:
+            self.begin(self._parts.load.run(fleets), "load of gateways")
 
     async def run(self, revoker: Revoker, watch: BackupWatch) -> None:
         """Until cancelled: keep the lease, and take in what the others do."""

@@ -31,7 +31,9 @@ class PrefillQueue:
     __slots__ = (
         "_head_since",
         "_pending",
+        "_reported_ms",
         "_streams",
+        "_told_ms",
         "_total_ms",
         "churn",
         "foreign_ms",
@@ -49,7 +51,11 @@ class PrefillQueue:
         self.scale = 1.0
         """Measured over predicted prefill time of this worker (calibration)."""
         self.foreign_ms = 0.0
-        """Queue that the worker reports beyond what this book explains: other gateways' work."""
+        """Queue beyond this book: what other gateways say of theirs or, where it is more, what the
+        worker reports.
+        """
+        self._reported_ms = 0.0
+        self._told_ms = 0.0
         self.typical_ms = 0.0
         """Prefill of a recent request, smoothed; what a foreign one is taken for."""
 
@@ -101,7 +107,17 @@ class PrefillQueue:
 
     def correct(self, waiting_count: int) -> None:
         """The worker says how many requests wait: those beyond our own are somebody else's."""
-        self.foreign_ms = max(0, waiting_count - len(self._pending)) * self.typical_ms
+        self._reported_ms = max(0, waiting_count - len(self._pending)) * self.typical_ms
+        self.foreign_ms = max(self._reported_ms, self._told_ms)
+
+    def told(self, elsewhere_ms: float) -> None:
+        """Other gateways say how much of their work waits there; 0.0 where they say no more."""
+        self._told_ms = elsewhere_ms
+        self.foreign_ms = max(self._reported_ms, elsewhere_ms)
+
+    def own_ms(self, now: Instant) -> float:
+        """The part of `queue_ms` that is in this book."""
+        return self.queue_ms(now) - self.foreign_ms
 
     @property
     def stream_count(self) -> int:

@@ -37,3 +37,15 @@ class Board(Protocol):
     def listen(self, on_record: Callable[[], None], on_notice: Callable[[], None]) -> None:
         """From now on called when a record may be in the log, or a notice on the board."""
         ...
+
+
+class Wire(Protocol):
+    """From one gateway to all others, at once or not at all: nothing is kept."""
+
+    async def send(self, body: bytes) -> None:
+        """Where nobody is connected it is lost."""
+        ...
+
+    def hear(self, on_body: Callable[[bytes], None]) -> None:
+        """From now on called with what gateways send, ourselves included."""
+        ...
