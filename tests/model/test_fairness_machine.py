@@ -149,6 +149,14 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert self.queue.depth(tenant) == len(line.entries)
 
     @invariant()
+    def who_would_be_ahead_is_by_the_weights_of_those_who_wait(self) -> None:
+        depths = {tenant: self.queue.depth(tenant) for tenant in TENANTS}
+        for tenant, depth in depths.items():
+            others = sum(WEIGHTS[other] for other in TENANTS if other != tenant and depths[other])
+            ahead = min(depth + (depth + 1) * others / WEIGHTS[tenant], len(self.queue))
+            assert abs(self.queue.ahead_of(tenant, WEIGHTS[tenant]) - ahead) < 1e-6
+
+    @invariant()
     def only_those_who_wait_or_owe_are_kept(self) -> None:
         lines = self.twin.lines.values()
         kept = [line for line in lines if line.entries or line.finish > self.twin.virtual]

@@ -94,3 +94,24 @@ async def test_a_time_out_that_is_no_number_is_refused_before_anything_is_begun(
 
         assert (reply.status, reply.error["param"]) == (400, "x-litellm-timeout")
         assert w.connection_count == 0
+
+
+@wire
+async def test_no_further_attempt_is_made_for_a_client_that_has_given_up() -> None:
+    """Even where the sweep has not come by yet."""
+    go_on = asyncio.Event()
+    late = in_two(b"", go_on, json_answer(b"{}", "503 Service Unavailable"))
+    async with (
+        worker(late, "a") as a,
+        worker(GOOD, "b") as b,
+        running(FixedPicker(a, b), sweep_ms=600_000) as gateway,
+    ):
+        asked = asyncio.create_task(gateway.ask(post(extra=SHORT)))
+        await gateway.picker.begun.wait()
+        started = gateway.front.now_ms()
+        await until(lambda: gateway.front.now_ms() > started + 400.0)
+
+        go_on.set()
+
+        assert (await asked).status == 503
+        assert b.connection_count == 0

@@ -326,3 +326,27 @@ def decided(gateway: Gateway, seed: str) -> dict[str, str]:
         "x-request-id"
     ]
     return gateway.admin(f"/decisions/{request_id}").json()["excluded"]
+
+
+def test_a_worker_whose_events_cannot_be_heard_is_shown_so_until_they_can(
+    started: Processes,
+) -> None:
+    """Stopped, it closes no connection: its silence is noticed all the same."""
+    stopped = started.worker(*TINY)
+    gateway = started.gateway([stopped.url])
+    prompt = text_of(100, "silent")
+    assert gateway.complete(prompt).status == 200
+    until(lambda: gateway.rank(stopped)["held_blocks"], "it told what it holds")
+    held = gateway.rank(stopped)["held_blocks"]
+
+    stopped.send(signal.SIGSTOP)
+    try:
+        until(lambda: gateway.rank(stopped)["feed_state"] == "silent", "nothing is heard")
+        assert gateway.metric("kv_event_stream_silent", worker=stopped.name) == 1
+        assert gateway.rank(stopped)["held_blocks"] == held
+    finally:
+        stopped.send(signal.SIGCONT)
+
+    until(lambda: gateway.rank(stopped)["feed_state"] == "live", "it is heard again")
+    gateway.wait_ready(1)
+    until(lambda: gateway.rank(stopped)["held_blocks"] == held, "nothing was lost")
