@@ -345,6 +345,13 @@ class RoutingConfig:
     approximate_ttl_ms: int = setting(
         120_000, "The same for workers without cache events.", low=0, high=86_400_000
     )
+    slow_start_ms: int = setting(
+        60_000,
+        "Prefill that a worker which comes with an empty cache is sent before its queue counts as "
+        "any other's; until then it counts up to ten times. 0 is no slow start.",
+        low=0,
+        high=600_000,
+    )
     virtual_nodes: int = setting(
         128, "Points of each worker on the hash ring.", unit="points", low=1, high=4_096
     )

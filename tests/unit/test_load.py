@@ -117,3 +117,16 @@ def test_a_gateway_that_idled_for_a_month_has_forgotten_its_churn_and_goes_on() 
     assert queue.churn == 0.0
     clock.add(queue, 10, Instant(month_ms))
     assert queue.churn == pytest.approx(10.0)
+
+
+def test_a_slow_start_weighs_the_queue_ten_times_at_first_and_once_when_the_work_was_sent() -> None:
+    queue = PrefillQueue()
+    assert queue.slow_factor == 0.0
+    queue.start_slowly(1_000.0)
+    weights = [queue.slow_factor + 1.0]
+    for ticket in range(5):
+        queue.start(ticket, 250.0, Instant(0.0))
+        queue.end(ticket, Instant(0.0))
+        weights.append(queue.slow_factor + 1.0)
+    assert weights == pytest.approx([10.0, 4.0, 2.0, 4.0 / 3.0, 1.0, 1.0])
+    assert queue.worked_ms == 1_250.0

@@ -270,6 +270,39 @@ def test_a_panic_lets_nobody_in_who_is_out_for_certain_and_counts_each_time_once
     assert not table.fleet.is_panicking
 
 
+def test_a_worker_that_comes_while_others_are_warm_starts_slowly_and_no_other_does() -> None:
+    table = Table(2)
+    first = table.fleet.get(WorkerId("w0"))
+    assert first is not None
+
+    def comes(name: str) -> WorkerState:
+        state = WorkerState(worker=WorkerId(name), slot=Slot(len(name)), block_tokens=16)
+        table.fleet.start_slowly(state, 1_000.0)
+        return state
+
+    assert comes("cold").queue.slow_factor == 0.0, "nobody has a cache to speak of"
+    table.load(0, 1_000.0)
+    table.fleet.churn.add(first.queue, 4_000, NOW)
+    late = comes("late").queue
+    assert late.slow_factor == pytest.approx(9.0)
+    assert late.churn == first.queue.churn / 2, "the mean: its empty cache is no bait"
+    table.fleet.start_slowly(first, 0.0)
+    assert first.queue.slow_factor == 0.0, "switched off"
+
+
+def test_the_queue_of_a_worker_at_its_slow_start_counts_more_than_it_is() -> None:
+    table = Table(2)
+    table.load(0, 100.0)
+    table.load(1, 300.0)
+    assert table.route(1_000, None).worker == "w0"
+    state = table.fleet.get(WorkerId("w0"))
+    assert state is not None
+    state.queue.start_slowly(10_000.0)
+    decision = table.route(1_000, None)
+    assert decision.worker == "w1"
+    assert decision.candidates.imbalance_ms[0] == pytest.approx(900.0)
+
+
 def test_all_breakers_open_is_a_panic_and_not_an_empty_fleet() -> None:
     table = Table(1)
     table.fleet.update(WorkerId("w0"), is_breaker_open=True)

@@ -294,6 +294,7 @@ class Member:
                 is_draining=self._is_draining,
                 is_unchecked=self._self_test.holds,
             )
+            parts.fleet.start_slowly(state, parts.routing.slow_start_ms)
             self._entries.add(state)
             self._ranks[worker] = rank
             self._put_target(worker)

@@ -4,11 +4,12 @@
     miss + imbalance = (1 + k * churn / (mean churn + floor)) * miss beyond what most workers hold
 
 `miss` is the predicted prefill time of what the worker does not hold; `queue` that of all work in
-front; the churn factor makes cold prefill dearer where much was inserted lately, which stops cold
-prefixes from clustering on whoever wins ties (reference: routing section 2). Where another worker
-holds more, or will when it has computed what it was sent, pulling that is a second price for each
-worker, and the lower one counts; a pull waits for its source and runs while the request queues, so
-transfer is what of both the queue does not hide.
+front, which counts more than once at a worker that has come with an empty cache (slow start, in the
+imbalance term); the churn factor makes cold prefill dearer where much was inserted lately, which
+stops cold prefixes from clustering on whoever wins ties (reference: routing section 2). Where
+another worker holds more, or will when it has computed what it was sent, pulling that is a second
+price for each worker, and the lower one counts; a pull waits for its source and runs while the
+request queues, so transfer is what of both the queue does not hide.
 
 Cost: about 1 us a worker. Must never: know how a match was found. Read `routing.py` next.
 """
@@ -179,6 +180,7 @@ class CostModel:
             inserting_ms = priced_ms - fixed_ms * queue.scale
             imbalance_ms = priced_ms - miss_ms + churn_price * queue.churn * inserting_ms
             queue_ms = queue.queue_ms(now)
+            imbalance_ms += queue.slow_factor * queue_ms
             pressure_ms = decode_ms * queue.stream_count
             queue_column.append(queue_ms)
             miss_column.append(miss_ms)
@@ -231,6 +233,7 @@ class CostModel:
             copied_ms = max(0.0, local_miss_ms[i] - miss_ms - common_ms)
             inserting_ms = miss_ms - self._fixed_ms * scale + COPY_SHARE * copied_ms
             imbalance_ms = case.churn_price * state.queue.churn * inserting_ms
+            imbalance_ms += state.queue.slow_factor * queue_ms
             cost_ms = queue_ms + transfer_ms + miss_ms + imbalance_ms
             cost_ms += columns.decode_pressure_ms[i]
             is_first = columns.sources[i] is None

@@ -82,6 +82,16 @@ class Fleet:
         self.panics_count = 0
         """How often it came to that."""
 
+    def start_slowly(self, state: WorkerState, window_ms: float) -> None:
+        """A worker is about to be added with an empty cache: where others have one that is filled,
+        its queue weighs more until it was sent so much prefill.
+        """
+        others = [other.queue for other in self._states.values()]
+        if window_ms > 0.0 and any(other.worked_ms >= window_ms for other in others):
+            state.queue.start_slowly(window_ms)
+            # As much as any other took in: the empty cache is no reason to wait there.
+            state.queue.churn = sum(other.churn for other in others) / len(others)
+
     def add(self, state: WorkerState) -> None:
         """Raises ValueError for a worker that is here already."""
         if state.worker in self._states:

@@ -21,6 +21,9 @@ CHURN_HALF_LIFE_MS = 90_000.0
 CHURN_FLOOR_TOKENS = 4_096
 """Churn below about one long prompt says nothing: nothing is evicted for it."""
 
+SLOW_START_FLOOR = 0.1
+"""Of what a warm worker may queue, the least that a cold one may."""
+
 _RESCALE_HALF_LIVES = 64.0
 _TYPICAL_STEP = 0.1
 
@@ -29,6 +32,8 @@ class PrefillQueue:
     """Work sent to one worker and not yet begun to answer, oldest first; and its open streams."""
 
     __slots__ = (
+        "_cold_ms",
+        "_cold_window_ms",
         "_head_since",
         "_pending",
         "_reported_ms",
@@ -38,7 +43,9 @@ class PrefillQueue:
         "churn",
         "foreign_ms",
         "scale",
+        "slow_factor",
         "typical_ms",
+        "worked_ms",
     )
 
     def __init__(self) -> None:
@@ -46,6 +53,11 @@ class PrefillQueue:
         self._streams: set[int] = set()
         self._total_ms = 0.0
         self._head_since = Instant(0.0)
+        self._cold_ms = self._cold_window_ms = 0.0
+        self.slow_factor = 0.0
+        """How often its queue counts beyond once: 0 for a warm worker, 9 at a slow start."""
+        self.worked_ms = 0.0
+        """Prefill sent here, ever."""
         self.churn = 0.0
         """Missed tokens placed here lately, in the scale of the book's `ChurnClock`."""
         self.scale = 1.0
@@ -59,6 +71,14 @@ class PrefillQueue:
         self.typical_ms = 0.0
         """Prefill of a recent request, smoothed; what a foreign one is taken for."""
 
+    def start_slowly(self, window_ms: float) -> None:
+        """A worker has come with an empty cache while others are warm. Until it was sent so much
+        prefill, its queue counts more than it is: it misses what they hit. The weight of its queue
+        falls from ten times to once, by the work that it was sent.
+        """
+        self._cold_ms = self._cold_window_ms = window_ms
+        self._weigh()
+
     def start(self, ticket: int, prefill_ms: float, now: Instant) -> None:
         """A request was sent. Raises ValueError for a ticket that is already in the book."""
         if ticket in self._pending or ticket in self._streams:
@@ -67,6 +87,10 @@ class PrefillQueue:
             self._head_since = now
         self._pending[ticket] = prefill_ms
         self._total_ms += prefill_ms
+        self.worked_ms += prefill_ms
+        if self._cold_ms > 0.0:
+            self._cold_ms = max(0.0, self._cold_ms - prefill_ms)
+            self._weigh()
         self.typical_ms += (prefill_ms - self.typical_ms) * _TYPICAL_STEP
 
     def first_token(self, ticket: int, now: Instant) -> None:
@@ -126,6 +150,11 @@ class PrefillQueue:
     @property
     def in_flight_count(self) -> int:
         return len(self._pending) + len(self._streams)
+
+    def _weigh(self) -> None:
+        window_ms = self._cold_window_ms
+        warm = 1.0 - self._cold_ms / window_ms if window_ms > 0.0 else 1.0
+        self.slow_factor = 1.0 / max(SLOW_START_FLOOR, warm) - 1.0
 
     def _leave_queue(self, ticket: int, now: Instant) -> bool:
         prefill_ms = self._pending.get(ticket)

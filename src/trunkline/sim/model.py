@@ -48,6 +48,7 @@ LEASE_MS = 3_000.0
 
 TICK_MS = 1_000.0
 HOT_ROOTS = 3
+JOINED = "joined"  # the worker that comes later
 _ROOT_KEY = b"trunkline fleet model, root key."
 _MAX_DIRECTORY_BLOCKS = 8_000_000
 
@@ -60,6 +61,9 @@ class ModelOptions:
     event_delay_ms: float = 1_000.0
     event_loss: float = 0.0
     kill_worker_at_ms: float | None = None
+    join_worker_at_ms: float | None = None
+    """One more worker, with an empty cache."""
+    slow_start_ms: float = 60_000.0
     isolate: str = "none"
     """`none`: one namespace; `session`: one a session; `tenants`: two, by turns."""
     seed: int = 0
@@ -81,6 +85,7 @@ class _Kind(IntEnum):
     KILL = 5
     LEASE_END = 6
     READY = 7
+    JOIN = 8
 
 
 class FleetModel:
@@ -138,6 +143,8 @@ class FleetModel:
         """All requests to their end, and all events to the directory."""
         if self._options.kill_worker_at_ms is not None:
             self._push(self._options.kill_worker_at_ms, _Kind.KILL, WorkerId("w0"))
+        if self._options.join_worker_at_ms is not None:
+            self._push(self._options.join_worker_at_ms, _Kind.JOIN, WorkerId(JOINED))
         self._push(TICK_MS, _Kind.TICK, None)
         roots = Counter(r.block_ids[0] for r in requests if r.block_ids and r.full_blocks)
         self._hot_roots = dict.fromkeys(root for root, _ in roots.most_common(HOT_ROOTS))
@@ -336,6 +343,8 @@ class FleetModel:
                 self._tick(now)
             case _Kind.KILL, str(name):
                 self._kill(self._workers[WorkerId(name)], now)
+            case _Kind.JOIN, str(name):
+                self._add_worker(WorkerId(name), len(self._workers))
             case _Kind.LEASE_END, str(name):
                 self._fleet.remove(WorkerId(name))
                 self._directory.leave(WorkerId(name))
@@ -371,6 +380,9 @@ class FleetModel:
 
     def _tick(self, now: Instant) -> None:
         self._directory.expire(now)
+        if JOINED in self._workers:
+            queues = {w.worker: w.queue.queue_ms(now) for w in self._fleet.states()}
+            self.outcome.queues_ms.append(queues)
         for root, key in self._hot_roots.items():
             if key is not None:
                 holders = sum(worker.cache.holds(key) for worker in self._workers.values())
@@ -404,6 +416,7 @@ class FleetModel:
             name, block_tokens=1, max_predicted=self._workload.capacity_blocks
         )
         state = WorkerState(worker=name, slot=slot, block_tokens=1)
+        self._fleet.start_slowly(state, self._options.slow_start_ms)
         self._fleet.add(state)
         draw = random.Random(self._options.seed * 1_009 + index)
         worker = ModelWorker(
@@ -416,7 +429,8 @@ class FleetModel:
         )
         self._workers[name] = worker
         self.outcome.work_ms[name] = 0.0
-        self._act(worker, worker.feed.joined(Instant(0.0)), Instant(0.0))
+        now = Instant(self._now_ms)
+        self._act(worker, worker.feed.joined(now), now)
 
     def _namespace(self, number: int, request: TraceRequest) -> Namespace:
         match self._options.isolate:

@@ -31,6 +31,8 @@ class Outcome:
     retried: int = 0
     used_after_lease: int = 0
     queue_ms: float = 0.0
+    queues_ms: list[dict[WorkerId, float]] = field(default_factory=list[dict[WorkerId, float]])
+    """Of all workers, at each tick since one more came."""
     work_ms: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
     lookup_us: list[float] = field(default_factory=list[float])
     directory_blocks: int = 0
