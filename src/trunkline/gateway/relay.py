@@ -53,7 +53,6 @@ class Relay:
         "_forgotten_bytes",
         "_held",
         "_held_bytes",
-        "_is_events",
         "_is_mid_chunk",
         "_keeps_all",
         "_kept",
@@ -64,6 +63,7 @@ class Relay:
         "_remaining",
         "framing",
         "is_chunked_out",
+        "is_events",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,8 @@ class Relay:
         self._client = client
         self._remaining = head.content_length or 0
         self._reader: ChunkReader | None = None
-        self._is_events = head.is_event_stream
+        self.is_events = head.is_event_stream
+        """Whether this is a stream of events that we may add one to."""
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._is_mid_chunk = False
@@ -85,7 +86,7 @@ class Relay:
         self._kept_bytes = 0
         self._forgotten_bytes = 0
         self.framing = _framing(head, takes_chunks=takes_chunks)
-        is_whole_events = self._is_events and self.framing is CHUNKED
+        is_whole_events = self.is_events and self.framing is CHUNKED
         self._keeps_all = is_whole_events and most_kept_bytes > TAIL_BYTES
         self._most_kept_bytes = most_kept_bytes if self._keeps_all else TAIL_BYTES
         is_openended = self.framing is CHUNKED or self.framing is REST
@@ -98,11 +99,6 @@ class Relay:
     def ends_by_closing(self) -> bool:
         """Whether the client learns the end only from the closed connection."""
         return self.framing is UNCHUNKED or (self.framing is REST and not self.is_chunked_out)
-
-    @property
-    def is_events(self) -> bool:
-        """Whether this is a stream of events that we may add one to."""
-        return self._is_events
 
     @property
     def events_delivered(self) -> int:
@@ -148,7 +144,7 @@ class Relay:
         reader = self._reader
         assert reader is not None, "a chunked relay without a reader"
         end = reader.feed(data)
-        if end >= 0 or self._held or (self._is_events and reader.boundary != len(data)):
+        if end >= 0 or self._held or (self.is_events and reader.boundary != len(data)):
             return self._pass_chunks(data, b"", end)
         self._is_mid_chunk = False
         self._client.write(data)
@@ -168,7 +164,7 @@ class Relay:
 
     def break_off(self, event: bytes) -> bool:
         """End a broken event stream with `event`. False where the client stands inside a chunk."""
-        if not self._is_events or self._is_mid_chunk:
+        if not self.is_events or self._is_mid_chunk:
             return False
         if self.framing is COUNTED:
             return False
@@ -238,7 +234,7 @@ class Relay:
         assert self._reader is not None, "a chunked relay without a reader"
         boundary = self._reader.boundary
         is_end = self._is_end(end, data)
-        if is_end or not self._is_events or (self._is_mid_chunk and boundary <= 0):
+        if is_end or not self.is_events or (self._is_mid_chunk and boundary <= 0):
             out, rest = data, b""
         elif boundary <= 0:
             out, rest = b"", data
