@@ -6,9 +6,21 @@ One seed again, told: `make faults SEED=7`. Read `faults/world.py` for what a ru
 from __future__ import annotations
 
 import pytest
-from fault_halves import SEEDS, assert_nothing_breaks
+from fault_halves import EVEN, assert_nothing_breaks, assert_rare_states_were_reached, portions
+from faults.runs import Tally
+
+
+@pytest.fixture(scope="module")
+def tally() -> Tally:
+    return Tally()
 
 
 @pytest.mark.slow
-def test_no_invariant_breaks_in_any_even_seed() -> None:
-    assert_nothing_breaks(range(0, SEEDS, 2))
+@pytest.mark.parametrize("seeds", portions(EVEN), ids=lambda seeds: f"from-{seeds[0]}")
+def test_no_invariant_breaks(seeds: range, tally: Tally) -> None:
+    assert_nothing_breaks(seeds, tally)
+
+
+@pytest.mark.slow
+def test_the_even_seeds_reach_rare_states(tally: Tally) -> None:
+    assert_rare_states_were_reached(tally, EVEN)
