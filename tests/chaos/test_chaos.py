@@ -23,10 +23,16 @@ TOOL = Path(__file__).with_name("chaos.py")
 WAIT_S = 120.0
 
 
-def begin(*words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, str(TOOL), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+@contextlib.contextmanager
+def begun(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The tool as a process, which is asked to end, and so ends what it started."""
+    words = (sys.executable, str(TOOL), *words)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tool:
+        try:
+            yield tool
+        finally:
+            if tool.poll() is None:
+                tool.terminate()
 
 
 def is_alive(pid: str) -> bool:
@@ -39,20 +45,20 @@ def test_a_kill_loses_nothing_and_an_interrupted_run_ends_all_it_started(
     tmp_path: Path,
 ) -> None:
     told = tmp_path / "table.json"
-    tool = begin("--only", "F1,F2", "--trials", "1", "--json", str(told))
-    assert tool.stderr is not None
-    lines: list[str] = []
-    for raw in tool.stderr:
-        lines.append(raw.decode())
-        if lines[-1].startswith("F2"):
-            break  # F1 is over
-    children = Path(f"/proc/{tool.pid}/task/{tool.pid}/children")
-    until_s = time.monotonic() + WAIT_S
-    while not (pids := children.read_text().split()):
-        assert time.monotonic() < until_s, "F2 starts its fleet"
-        time.sleep(0.05)
-    tool.send_signal(signal.SIGTERM)
-    out, _ = tool.communicate(timeout=WAIT_S)
+    with begun("--only", "F1,F2", "--trials", "1", "--json", str(told)) as tool:
+        assert tool.stderr is not None
+        lines: list[str] = []
+        for raw in tool.stderr:
+            lines.append(raw.decode())
+            if lines[-1].startswith("F2"):
+                break  # F1 is over
+        children = Path(f"/proc/{tool.pid}/task/{tool.pid}/children")
+        until_s = time.monotonic() + WAIT_S
+        while not (pids := children.read_text().split()):
+            assert time.monotonic() < until_s, "F2 starts its fleet"
+            time.sleep(0.05)
+        tool.send_signal(signal.SIGTERM)
+        out, _ = tool.communicate(timeout=WAIT_S)
     assert tool.returncode == 130, "".join(lines)
     assert [pid for pid in pids if is_alive(pid)] == []
     found = {row["what"]: row for row in json.loads(told.read_text())["findings"]}
@@ -67,8 +73,8 @@ def test_a_kill_loses_nothing_and_an_interrupted_run_ends_all_it_started(
 
 
 def test_an_unknown_fault_is_named() -> None:
-    tool = begin("--only", "F1,F99")
-    _, said = tool.communicate(timeout=WAIT_S)
+    with begun("--only", "F1,F99") as tool:
+        _, said = tool.communicate(timeout=WAIT_S)
     assert tool.returncode == 1
     assert "no such fault: F99" in said.decode()
 
