@@ -99,7 +99,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     args = parsed(words)
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGTERM, signal.SIGINT):  # the latter also where a shell ignores it
+        signal.signal(number, _interrupted)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rows = [row for row in wanted(args.only) if args.part in (None, row.part)]
