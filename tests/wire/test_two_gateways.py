@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fleet import Processes, processes, text_of, until
 from tenants import Caller, Tenants, tenants
@@ -33,10 +37,16 @@ class Fleet:
     """Workers, and gateways before them that share a registry."""
 
     def __init__(
-        self, started: Processes, server: NatsServer, folder: Path, workers: int = 1
+        self,
+        started: Processes,
+        server: NatsServer,
+        folder: Path,
+        workers: int = 1,
+        time_scale: int = 1,
     ) -> None:
         self.started, self.server, self.folder = started, server, folder
-        self.urls = [worker.url for worker in started.workers(workers, "--profile", "tiny")]
+        flags = ("--profile", "tiny", "--time-scale", str(time_scale))
+        self.urls = [worker.url for worker in started.workers(workers, *flags)]
         self.gateways: dict[str, Tenants] = {}
 
     def begin(self, name: str, *flags: str, is_joined: bool = True) -> Tenants:
@@ -132,6 +142,47 @@ def test_while_nats_is_away_all_is_served_without_reuse_and_then_with_it_again(
 def answers(callers: list[Caller]) -> bool:
     """Each is answered; asserts it, so that no request fails while a test waits."""
     return all(cached(caller) >= 0 for caller in callers)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("stopped_s", [10.0, 60.0])
+def test_while_nats_is_stopped_no_request_and_no_stream_of_many_fails(
+    started: Processes, server: NatsServer, tmp_path: Path, stopped_s: float
+) -> None:
+    """Streams here are longer than a lease: those that have begun go on to their end."""
+    fleet = Fleet(started, server, tmp_path, workers=2, time_scale=4)
+    gateways = [fleet.begin("one"), fleet.begin("other")]
+    ann = gateways[0].caller("acme", "ann")
+    callers = [fleet.at(name, ann) for name in ("one", "other")]
+    until(lambda: callers[1].answer("x").status == 200, "the key is known there")
+    is_over, failed, answered = threading.Event(), list[str](), list[float]()
+
+    def ask(caller: Caller, number: int) -> None:
+        asked = {"prompt": text_of(40, f"s{number}"), "max_tokens": 1_500, "stream": True}
+        with httpx.Client(base_url=caller.gateway.process.url, timeout=120) as client:
+            while not is_over.is_set():
+                began_s = time.monotonic()
+                got = client.post("/v1/completions", json=asked, headers=caller.headers())
+                answered.append(time.monotonic() - began_s)
+                if got.status_code != 200 or not got.text.rstrip().endswith("data: [DONE]"):
+                    failed.append(got.text[-300:])
+
+    with ThreadPoolExecutor(6) as pool:
+        asking = [pool.submit(ask, callers[number % 2], number) for number in range(6)]
+        try:
+            until(lambda: len(answered) >= 6, "all are answered")
+            server.pause()
+            time.sleep(stopped_s)
+            assert not any(reuses(gateway) for gateway in gateways)
+            server.resume()
+            until(lambda: all(reuses(gateway) for gateway in gateways), "reuse is back")
+        finally:
+            server.resume()
+            is_over.set()
+        for each in asking:
+            each.result()
+    assert failed == []
+    assert max(answered) > 3.2, "some stream was longer than a lease"
 
 
 def test_a_gateway_that_hears_nothing_is_waited_for_until_its_lease_has_run_out(
