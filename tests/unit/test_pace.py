@@ -24,9 +24,9 @@ def at(ms: float) -> Instant:
     return Instant(ms)
 
 
-def paced(gap_ms: float, **more: float) -> Pace:
+def paced(gap_ms: float, gap_floor_ms: float = GAP_FLOOR_MS) -> Pace:
     """With a history of that pause between tokens."""
-    pace = Pace(**more)
+    pace = Pace(gap_floor_ms=gap_floor_ms)
     for number in range(HISTORY_GAPS):
         pace.moved(1, gap_ms, at(number))
     return pace
@@ -60,6 +60,24 @@ def test_tokens_may_be_five_seconds_apart_at_a_fast_worker_and_20_medians_at_a_s
     assert paced(20.0).gap_limit_ms() == GAP_FLOOR_MS
     assert paced(20_000.0).gap_limit_ms() == 400_000.0
     assert paced(20.0, gap_floor_ms=60_000.0).gap_limit_ms() == 60_000.0
+
+
+def test_a_newcomer_has_ten_times_as_long_as_its_pool_until_it_has_a_history() -> None:
+    pool = Pace()
+    newcomer = Pace(pool=pool)
+    assert newcomer.gap_limit_ms() is None
+    old = Pace(pool=pool)
+    for number in range(HISTORY_GAPS):
+        old.moved(1, 20.0, at(number))
+    for _ in range(HISTORY_FIRST):
+        old.first_token(predicted_ms=100.0, observed_ms=100.0)
+    assert (old.gap_limit_ms(), newcomer.gap_limit_ms()) == (5_000.0, 50_000.0)
+    assert old.first_token_limit_ms(prefill_ms=1_000.0, queue_ms=500.0) == 5_500.0
+    assert newcomer.first_token_limit_ms(prefill_ms=1_000.0, queue_ms=500.0) == 55_000.0
+    for number in range(HISTORY_GAPS):
+        newcomer.moved(1, 400.0, at(number))
+    assert newcomer.gap_limit_ms() == 8_000.0
+    assert old.gap_limit_ms() == 5_000.0, "another one's pace is nothing to it"
 
 
 def test_one_stall_does_not_move_the_median() -> None:

@@ -18,9 +18,14 @@ class Guard:
     """Closed at first. `retire` it with the life it is for: what ends later changes nothing."""
 
     def __init__(
-        self, worker: str, settings: BreakerConfig, health: HealthConfig, log: EventLog
+        self,
+        worker: str,
+        settings: BreakerConfig,
+        health: HealthConfig,
+        log: EventLog,
+        pool: Pace | None = None,
     ) -> None:
-        self.pace = Pace(gap_floor_ms=health.stream_gap_floor_ms)
+        self.pace = Pace(gap_floor_ms=health.stream_gap_floor_ms, pool=pool)
         self._worker = worker
         self._settings = settings
         self._is_pace_judged = not health.disable_gray_detection

@@ -429,7 +429,7 @@ class Member:
     def _new_guard(self) -> Guard:
         """What its last life did wrong says nothing about this one."""
         parts = self._parts
-        return Guard(self.spec.name, parts.breaker, parts.health, parts.log)
+        return Guard(self.spec.name, parts.breaker, parts.health, parts.log, parts.pool_pace)
 
     def _look_again(self) -> None:
         """What time alone changes."""

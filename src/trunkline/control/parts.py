@@ -6,7 +6,7 @@ Put together by `wiring.py`. Read `member.py` next.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trunkline.config import BreakerConfig, HealthConfig, RoutingConfig
 from trunkline.control.discovery import Facts, FindSources, FleetModel
@@ -14,6 +14,7 @@ from trunkline.control.holdings import Holdings
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import Fleet
+from trunkline.core.pace import Pace
 from trunkline.core.records import WorkerId
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
@@ -50,6 +51,8 @@ class MemberParts:
     routing: RoutingConfig
     default_block_tokens: int
     log: EventLog
+    pool_pace: Pace = field(default_factory=Pace)
+    """What all workers do; those without a history of their own are held against it."""
     inexact: Callable[[Facts], str] = lambda _facts: ""
     """Asked as a worker joins: why our keys are not of its blocks; empty where they are."""
     on_other: Callable[[str], None] = lambda _name: None

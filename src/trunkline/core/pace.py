@@ -8,9 +8,10 @@ worker that gives its tokens far slower than it used to:
       ▲                      │
       └──the older fades─────┘
 
-Without a history nothing is a fault that the settings do not call one. Pure: time is an argument.
-Must never: judge a worker by another one's pace. Read `fleet.py` for how much of a fleet may be
-left out for it.
+A worker without a history has ten times as long as the others of its pool; a pool without one calls
+nothing a fault that the settings do not call one. Pure: time is an argument. Must never: hold one
+worker's pace against another that has its own. Read `fleet.py` for how much of a fleet may be left
+out for it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ STRIKE_APART_MS = 1_000.0
 STRIKE_LASTS_MS = 60_000.0
 EJECTED_MS, MAX_EJECTED_MS = 30_000.0, 300_000.0
 """The first time out, doubled with each further one."""
+
+NEWCOMER_FACTOR = 10.0
+"""It may be a slower machine than the others are."""
 
 HISTORY_FIRST, HISTORY_GAPS = 8, 32
 """Observations before which there is no history."""
@@ -61,12 +65,15 @@ class Pace:
 
     __slots__ = (
         "_ejected_count", "_ejected_until", "_first_ratios", "_gap_floor_ms", "_gaps",
-        "_median_gap_ms", "_strikes", "_unread_gaps", "_usual_gap_ms", "_window_began",
+        "_median_gap_ms", "_pool", "_strikes", "_unread_gaps", "_usual_gap_ms", "_window_began",
         "_window_ms", "_window_tokens", "tokens",
     )  # fmt: skip
 
-    def __init__(self, *, gap_floor_ms: float = GAP_FLOOR_MS) -> None:
-        """`gap_floor_ms`: no pause between two tokens that is shorter is ever a fault."""
+    def __init__(self, *, gap_floor_ms: float = GAP_FLOOR_MS, pool: Pace | None = None) -> None:
+        """`gap_floor_ms`: no pause between two tokens that is shorter is ever a fault. `pool` is
+        what all workers of the pool do, told by each of them; None for no such thing.
+        """
+        self._pool = pool
         self.tokens = 0
         """All that it gave; rises while anything is heard on any stream."""
         self._gap_floor_ms = gap_floor_ms
@@ -88,16 +95,16 @@ class Pace:
         """A stream's first token came, so long after it was sent; queue and prefill predicted."""
         self.tokens += 1
         self._first_ratios.append(observed_ms / (predicted_ms + _PREDICTED_FLOOR_MS))
+        if self._pool is not None:
+            self._pool.first_token(predicted_ms=predicted_ms, observed_ms=observed_ms)
 
     def moved(self, tokens: int, span_ms: float, now: Instant) -> None:
         """A stream gave so many further tokens within a time that ended now."""
         assert tokens > 0, "a stream moves by tokens"
         self.tokens += tokens
-        self._gaps.append(span_ms / tokens)
-        self._unread_gaps += 1
-        if self._unread_gaps >= _MEDIAN_EVERY and len(self._gaps) >= HISTORY_GAPS:
-            self._unread_gaps = 0
-            self._median_gap_ms = sorted(self._gaps)[len(self._gaps) // 2]
+        self._note_gap(span_ms / tokens)
+        if self._pool is not None:
+            self._pool._note_gap(span_ms / tokens)  # one of its own kind
         if not self._window_tokens:
             self._window_began = now
         self._window_tokens += tokens
@@ -125,7 +132,11 @@ class Pace:
         less of it than was thought is no fault. None without a history.
         """
         if len(self._first_ratios) < HISTORY_FIRST:
-            return None
+            pool = self._pool
+            if pool is None:
+                return None
+            known = pool.first_token_limit_ms(prefill_ms=prefill_ms, queue_ms=queue_ms)
+            return None if known is None else NEWCOMER_FACTOR * known
         # The slowest of the last few, against what was predicted: predictions are calibrated
         # slowly and within bounds, and of a worker that is much slower they stay wrong.
         ratio = max(1.0, *self._first_ratios)
@@ -134,7 +145,8 @@ class Pace:
     def gap_limit_ms(self) -> float | None:
         """How long a stream may be silent between two tokens. None without a history."""
         if self._median_gap_ms is None:
-            return None
+            known = None if self._pool is None else self._pool.gap_limit_ms()
+            return None if known is None else max(self._gap_floor_ms, NEWCOMER_FACTOR * known)
         return max(self._gap_floor_ms, GAP_FACTOR * self._median_gap_ms)
 
     def standing(self, now: Instant) -> Standing:
@@ -150,6 +162,13 @@ class Pace:
 
     def _live_strikes(self, now: Instant) -> int:
         return sum(now - at < STRIKE_LASTS_MS for at in self._strikes)
+
+    def _note_gap(self, gap_ms: float) -> None:
+        self._gaps.append(gap_ms)
+        self._unread_gaps += 1
+        if self._unread_gaps >= _MEDIAN_EVERY and len(self._gaps) >= HISTORY_GAPS:
+            self._unread_gaps = 0
+            self._median_gap_ms = sorted(self._gaps)[len(self._gaps) // 2]
 
     def _end_window(self, now: Instant) -> None:
         """Hold its pace against what it was. A worker that stays slow becomes so in the end: what

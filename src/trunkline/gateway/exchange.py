@@ -41,10 +41,10 @@ class Exchange:
     """See the module. Worker connections call `received` and `lost`, the client's all the rest."""
 
     __slots__ = (
-        "_asked", "_attempt", "_attempts", "_choice", "_client", "_first_error", "_has_first_token",
-        "_headers", "_held", "_is_link_reusable", "_line", "_link", "_mending", "_pause",
-        "_phase", "_pick", "_relay", "_request", "_started_ms", "_status", "_timed_from_s",
-        "_tokens", "_tried", "_ttft_ms", "_worker",
+        "_asked", "_attempt", "_attempts", "_choice", "_client", "_first_error",
+        "_has_first_token", "_has_moved", "_headers", "_held", "_is_link_reusable", "_line",
+        "_link", "_mending", "_pause", "_phase", "_pick", "_pieces", "_relay", "_request",
+        "_started_ms", "_status", "_timed_from_s", "_tried", "_ttft_ms", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -75,8 +75,9 @@ class Exchange:
         self._pause: asyncio.TimerHandle | None = None
         self._first_error: GatewayError | None = None
         self._is_link_reusable = False
-        self._tokens = 0
-        """What moved since the last check: events of a stream, pieces of another answer."""
+        self._has_moved = False
+        self._pieces = 0
+        """Since the last check; looked into only until one is a token, which a comment is not."""
         self._has_first_token = False
         self._status = 0
         self._ttft_ms: float | None = None
@@ -231,8 +232,9 @@ class Exchange:
                 self.objected(objection)
                 return
             assert relay is not None, "an answer that nobody passes on"
-            if not relay.is_events or b"data:" in data:  # a comment is no token
-                self._tokens += 1
+            self._pieces += 1
+            if not self._has_moved and (not relay.is_events or b"data:" in data):
+                self._has_moved = True
                 if not self._has_first_token:
                     self._first_token()
             if relay.pass_on(data):
@@ -255,7 +257,7 @@ class Exchange:
     def _answer(self, link: WorkerConnection, head: AnswerHead, body: bytes) -> None:
         client, before = self._client, self._relay
         self.stands_at(ANSWERING)
-        self._tokens = 0
+        self._has_moved, self._pieces = False, 0
         self._link = link
         self._status = head.status
         self._is_link_reusable = head.keeps_alive
@@ -283,7 +285,7 @@ class Exchange:
 
     def _first_token(self) -> None:
         self._has_first_token = True
-        self._tokens = 0
+        self._has_moved, self._pieces = False, 0
         self._timed_from_s = self._line.now_s()
         if self._status >= 300 or self._pick is None:
             return
@@ -469,10 +471,10 @@ class Exchange:
         waited_ms = (now_s - self._timed_from_s) * 1_000.0
         is_stream = self._relay is None or self._relay.is_events
         error: GatewayError | None = dismissed(self._pick)
-        if error is None and (self._tokens or (is_answer_due and self._client.is_paused)):
-            if self._tokens and is_stream:
-                moved(self._pick, self._tokens, waited_ms, self._line.now_ms())
-            self._tokens = 0
+        if error is None and (self._has_moved or (is_answer_due and self._client.is_paused)):
+            if self._has_moved and is_stream:
+                moved(self._pick, self._pieces, waited_ms, self._line.now_ms())
+            self._has_moved, self._pieces = False, 0
             self._timed_from_s = now_s
             return
         if error is None:
