@@ -81,7 +81,9 @@ class Process:
 
     def wait_ready(self) -> None:
         assert self.child.stdout is not None
-        has_line, _, _ = select.select([self.child.stdout], [], [], START_S)
+        waiting = select.poll()  # and not select(): many descriptors may be open
+        waiting.register(self.child.stdout, select.POLLIN)
+        has_line = waiting.poll(START_S * 1_000.0)
         line = self.child.stdout.readline() if has_line else b""
         assert line, f"{' '.join(self.words)} did not start: {self.log()[-2_000:]}"
         self.ready = json.loads(line)
