@@ -204,12 +204,12 @@ class _Worker:
         clock, block_tokens = SystemClock(), layout.block_tokens
         nonce = os.urandom(16).hex()
         belief = Belief(freshness=Freshness(nonce), boot=clock.boot)
-        host = PullHost(belief)
-        identity = Identity(
+        self._identity = Identity(
             worker=options.worker or f"vllm-{nonce[:12]}",
             incarnation=nonce,
             scheme=hash_scheme(block_tokens),
         )
+        self._layout = layout
         store = BlockStore(
             layout,
             StoreOptions(host_bytes=options.host_bytes, staging_bytes=options.staging_bytes),
@@ -220,20 +220,8 @@ class _Worker:
             ),
             draw=os.urandom,
         )
-        puller = self._server = None
-        if transfer_key:
-            pull_options = PullOptions(max_pulls=options.max_loads)
-            puller = Puller(
-                store, layout, identity, transfer_key, clock, pull_options,
-                host=host, draw=os.urandom,
-            )  # fmt: skip
-            server_options = ServerOptions(host=options.pull_host, port=options.pull_port)
-            self._server = PullServer(
-                store, layout, identity, transfer_key, clock, server_options,
-                host=host, draw=os.urandom,
-            )  # fmt: skip
-        self._identity = identity
-        self._layout = layout
+        self._server: PullServer | None = None
+        puller = self._begin_pulls(store, clock, options, transfer_key, PullHost(belief))
         self.keeper = Keeper(
             store,
             device,
@@ -251,19 +239,34 @@ class _Worker:
         )
         agent = Agent(self.keeper, belief, pull=self._address)
         self._agent = AgentServer(agent.app(), options.agent_host, options.agent_port)
-        if self._server is not None:
-            self._server.start()
-        if puller is not None:
-            puller.start()
         self._agent.start()
         _log.info(
             "trunkline: %s keeps up to %d blocks of %d bytes; agent on %s:%d",
-            identity.worker,
+            self._identity.worker,
             options.host_bytes // layout.block_bytes,
             layout.block_bytes,
             options.agent_host,
             self._agent.port,
         )
+
+    def _begin_pulls(
+        self,
+        store: BlockStore,
+        clock: SystemClock,
+        options: ConnectorOptions,
+        transfer_key: bytes,
+        host: PullHost,
+    ) -> Puller | None:
+        """Both ends of the way between engines; nothing without a key."""
+        if not transfer_key:
+            return None
+        both = (store, self._layout, self._identity, transfer_key, clock)
+        server_options = ServerOptions(host=options.pull_host, port=options.pull_port)
+        self._server = PullServer(*both, server_options, host=host, draw=os.urandom)
+        self._server.start()
+        puller = Puller(*both, PullOptions(max_pulls=options.max_loads), host=host, draw=os.urandom)
+        puller.start()
+        return puller
 
     def close(self) -> None:
         self._agent.close()
