@@ -64,6 +64,7 @@ class Checks:
         self._known: dict[str, None] = {}
         self._doomed: set[int] = set()
         """Calls that were open when the gateway died."""
+        self._was_barred: set[int] = set()
         self.raises = 0
         self.was_raised: set[int] = set()
         self._unanswered: list[tuple[int, int]] = []
@@ -130,6 +131,8 @@ class Checks:
         world.seen.receipt(receipt)
         acked = world.truth.acked
         acked[tenant] = max(acked.get(tenant, 0), receipt.epoch)
+        if bars:
+            self._was_barred.add(tenant)
         if bars and subject_of_tenant(tenant) in world.gate.registry.table.barred:
             self._barred[tenant] = receipt.epoch  # nobody has enabled it meanwhile
         if receipt.ms > grant_ms() + ACK_SLACK_MS:
@@ -235,7 +238,11 @@ class Checks:
             self._check_whole(call, made)
 
     def _was_too_slow(self, call: Call) -> bool:
-        """Who reads nothing for too long is dropped."""
+        """Who reads nothing for too long is dropped; and what waits unread for a client when its
+        tenant is revoked is thrown away, with the connection.
+        """
+        if call.pauses_s and call.tenant in self._was_barred:
+            return True
         return call.pauses_s * 1_000.0 >= self._world.setting.write_stall_ms
 
     def _check_tokens(self, call: Call, made: Outcome) -> None:
