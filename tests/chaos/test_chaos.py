@@ -45,7 +45,8 @@ def test_a_kill_loses_nothing_and_an_interrupted_run_ends_all_it_started(
     tmp_path: Path,
 ) -> None:
     told = tmp_path / "table.json"
-    with begun("--only", "F1,F2", "--trials", "1", "--json", str(told)) as tool:
+    words = ("--only", "F1,F2", "--part", "", "--trials", "1", "--json", str(told))
+    with begun(*words) as tool:
         assert tool.stderr is not None
         lines: list[str] = []
         for raw in tool.stderr:
