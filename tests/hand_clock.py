@@ -17,12 +17,15 @@ class HandClock:
     """
 
     ms: float = 0.0
+    set_by_ms: float = 0.0
+    """How far the wall clock was set forward."""
+    slept_ms: float = 0.0
 
     def now(self) -> Instant:
         return Instant(self.ms)
 
     def boot(self) -> BootInstant:
-        return BootInstant(self.ms + 1_000.0)
+        return BootInstant(self.ms + self.slept_ms + 1_000.0)
 
     def wall(self) -> WallTime:
-        return WallTime((WALL_MS + self.ms) / 1_000.0)
+        return WallTime((WALL_MS + self.ms + self.slept_ms + self.set_by_ms) / 1_000.0)

@@ -75,6 +75,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline import observe
     from trunkline.adapters.zmq_events import event_context
     from trunkline.authority import open_authority
+    from trunkline.control.clocks import watch_clocks
     from trunkline.control.membership import MAX_WORKERS, Membership
     from trunkline.gateway.front import serve_front
     from trunkline.gateway.listener import bind_admin, serve_admin
@@ -127,6 +128,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         admin = _admin(bound, operations, authority, halves)
         beside = [work for half in halves for work in half.beside(config, clock)]
         beside += followed(sources, config.discovery, members, spec_of, hide)
+        beside.append(watch_clocks(clock, observe.log))
         await _until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
     for core in cores:
         core.prompts.close()
