@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wire"))  # flee
 import deaths
 import disks
 import elsewhere
-import gateways
 import httpx
 import links
 import loads
@@ -36,6 +35,8 @@ import soak
 import storms
 import vanish
 from rows import Finding, Row, Stage, Verdict, held, table
+
+import gateways
 
 ROWS: tuple[Row, ...] = (
     *(*deaths.ROWS, *vanish.ROWS, *links.ROWS, *storms.ROWS, *loads.ROWS),

@@ -84,20 +84,22 @@ async def replay_trace(
     clock: Clock,
     progress: Progress | None = None,
 ) -> ReplayResult:
-    """Send all requests, to the targets in turn, and wait until each has ended."""
+    """Send all requests, to the targets in turn, and wait until each has ended. A target may be
+    named several times.
+    """
     if not target_urls:
         raise ValueError("no target to send to")
     if not options.speed > 0.0 or not options.time_scale > 0.0:
         raise ValueError(f"speed {options.speed}, time scale {options.time_scale}: not above 0")
     if options.max_in_flight < 1:
         raise ValueError(f"max_in_flight {options.max_in_flight} is below 1")
-    clients = [Client(Target.parse(url), options.client) for url in target_urls]
+    client_of = {url: Client(Target.parse(url), options.client) for url in target_urls}
     began_at = clock.now()
-    replay = _Replay(clients, options, progress)
+    replay = _Replay([client_of[url] for url in target_urls], options, progress)
     try:
         records = await replay.run(requests)
     finally:
-        for client in clients:
+        for client in client_of.values():
             client.close()
     return ReplayResult(
         records=records,
