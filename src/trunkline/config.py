@@ -288,8 +288,8 @@ class HealthConfig:
     )
     stream_gap_floor_ms: int = setting(
         5_000,
-        "No pause between two tokens that is shorter counts against a worker; raise it for pools "
-        "that give their tokens slowly or in bursts.",
+        "No pause between two tokens that is shorter counts against a worker that answers at all; "
+        "raise it for pools that give their tokens slowly or in bursts.",
         low=100,
         high=86_400_000,
     )

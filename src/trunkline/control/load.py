@@ -35,6 +35,9 @@ PAUSE_PATH = "/is_paused"
 SILENT_SECS = 2.0
 """A worker that leaves a reading unanswered for so long, and gives no token meanwhile, is silent.
 With a reading each second that is three of them after its last word."""
+LATE_SECS = SILENT_SECS / 2.0
+"""From then on its health is in doubt: when it is silent, its probe should have said something."""
+_LOOK_SECS = SILENT_SECS / 4.0
 
 _NOTHING = LoadReport(running=0, waiting=None, memory_ratio=None)
 
@@ -106,6 +109,8 @@ class LoadWatch:
     on_other: Callable[[], None] = field(repr=False)
     """It is another than it was."""
     on_read: Callable[[], None] = field(repr=False)
+    on_late: Callable[[], None] = field(repr=False)
+    """A reading is late, and no token comes."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -127,12 +132,19 @@ class LoadWatch:
         one that fails is no word from it.
         """
         reading = asyncio.ensure_future(self.reader.read())
+        quiet_secs = 0.0
         try:
             while not reading.done():
                 tokens = self.pace.tokens
-                await asyncio.wait([reading], timeout=SILENT_SECS)
-                if not reading.done():
-                    self._note(is_silent=tokens == self.pace.tokens)
+                await asyncio.wait([reading], timeout=_LOOK_SECS)
+                has_moved = tokens != self.pace.tokens
+                quiet_secs = 0.0 if has_moved else quiet_secs + _LOOK_SECS
+                if reading.done():
+                    break
+                if has_moved or quiet_secs >= SILENT_SECS:
+                    self._note(is_silent=not has_moved)
+                elif quiet_secs == LATE_SECS:
+                    self.on_late()
             found = await reading
         finally:
             reading.cancel()

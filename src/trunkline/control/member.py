@@ -65,7 +65,7 @@ class Member:
         self._again = asyncio.Event()
         """Everything is to be asked anew: it was away, or is another than it was."""
         self._is_draining = False
-        self.stay = Stay()
+        self.stay = Stay(is_gone=self._is_gone)
         self._health = Health(parts.health)
         self._load = LoadReader(spec.name, self._get, parts.log)
         self._guard = self._new_guard()
@@ -234,11 +234,13 @@ class Member:
     async def _get(self, path: str) -> tuple[int, bytes]:
         timeout_ms = self._parts.health.health_check_timeout_secs * 1_000.0
         try:
-            return await self._parts.fetch(self.spec.endpoint, "GET", path, timeout_ms=timeout_ms)
+            told = await self._parts.fetch(self.spec.endpoint, "GET", path, timeout_ms=timeout_ms)
         except WorkerLost as error:
             if is_refusal(error.__cause__):
                 self._on_refused(str(error))
             raise
+        self._health.heard()
+        return told
 
     def _on_refused(self, why: str) -> None:
         """Nobody listens there: that is no slow answer, and once is enough."""
@@ -343,6 +345,7 @@ class Member:
             pace=self._guard.pace,
             on_other=self._again.set,
             on_read=self._look_again,
+            on_late=self._health.doubt,
         )
         following = [watch.run(), self._follow_health(), self._self_test.hold()]
         following.append(self._self_test.run(self._ranked, self._adapters, self._put_targets))
@@ -376,7 +379,8 @@ class Member:
         """Takes the worker out, and has it asked anew when it answers well again."""
         while True:
             await self._health.until_due()
-            wrong = await probed(self.spec.name, self._parts.health, self._get)
+            probe = probed(self.spec.name, self._parts.health, self._get)
+            wrong = await self._health.follow(probe, lambda: self._guard.pace.tokens)
             self._trouble.text = wrong or self._trouble.text
             if not wrong:
                 is_enough = self._health.passed()
@@ -407,6 +411,13 @@ class Member:
             self._put_targets()
             if self._parts.model.refusal(facts.models, self.spec.model_id) is not None:
                 self._again.set()
+
+    def _is_gone(self) -> bool:
+        """It does not answer, and none of its streams gives a token: not to the last probe, and not
+        for so long that it is silent, or not to so many that it is out.
+        """
+        is_missed = self._entries.is_silent() or not self._entries.is_healthy()
+        return is_missed and self._health.is_unheard
 
     def _set_unhealthy(self) -> None:
         self._complain("worker.unhealthy")

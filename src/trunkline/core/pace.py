@@ -26,6 +26,9 @@ FIRST_TOKEN_SLACK_MS = 2_000.0
 GAP_FACTOR = 20.0
 GAP_FLOOR_MS = 5_000.0
 """First token: 3 x predicted prefill + queue + 2 s; next one: 20 x the median, 5 s at least."""
+GONE_MS = 3_000.0
+"""Three heartbeats: no token is waited for any longer, but for predicted prefill, where nothing
+else is heard of the worker either."""
 
 STRIKES_SUSPECT, STRIKES_EJECTED = 2, 3
 STRIKE_APART_MS = 1_000.0

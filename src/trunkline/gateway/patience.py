@@ -1,7 +1,8 @@
 """How long a stream may be silent, as the history of its worker tells; and what it adds to that.
 
 The settings' time-outs are for every answer; these are for streams before workers whose pace is
-known, and far shorter. What is late by them is tried elsewhere, where nothing has gone out yet.
+known, and far shorter; shorter still where nothing at all is heard of the worker. What is late by
+them is tried elsewhere, where nothing has gone out yet.
 Must never: act on it. Read `exchange.py` for who does, `core/pace.py` for the limits.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from array import array
 
 from trunkline.core.decision import Decision
-from trunkline.core.pace import Pace
+from trunkline.core.pace import GONE_MS, Pace
 from trunkline.core.records import Instant
 from trunkline.errors import WorkerLate, WorkerLost
 from trunkline.gateway.contracts import InferenceRequest, Pick
@@ -33,7 +34,11 @@ def lateness(pick: Pick | None, waited_ms: float, *, has_first_token: bool) -> W
         limit_ms, what = pick.pace.gap_limit_ms(), "further"
         # Others' prefills take turns with its steps in many engines: that is no fault of theirs.
         limit_ms = None if limit_ms is None else limit_ms + pick.ahead_ms()
-    if limit_ms is None or waited_ms <= limit_ms:
+    if limit_ms is None:
+        return None
+    if waited_ms > GONE_MS and pick.stay is not None and pick.stay.is_gone():
+        limit_ms = min(limit_ms, GONE_MS + pick.ahead_ms())
+    if waited_ms <= limit_ms:
         return None
     return WorkerLate(f"the worker gave no {what} token for more than {limit_ms:.0f} ms")
 

@@ -119,12 +119,19 @@ class WorkerAgent(Protocol):
         ...
 
 
+def never_gone() -> bool:
+    """For workers that nobody watches."""
+    return False
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Stay:
     """How long a worker is with us; all its lives and ranks share one."""
 
     is_over: bool = False
     """Its requests had their time to end, and are given up: tried elsewhere, or broken off."""
+    is_gone: Callable[[], bool] = never_gone
+    """Whether nothing at all is heard of it, though it is asked: it may have vanished."""
 
 
 @dataclass(slots=True, kw_only=True)
