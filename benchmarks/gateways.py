@@ -33,6 +33,7 @@ from shared_registry import start_server
 from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.tokenizer import load_tokenizer
 from trunkline.control.probe import fetch, post
+from trunkline.core.decision import Reason
 from trunkline.core.profiles import fifo_profile
 from trunkline.ports.worker import Endpoint
 from trunkline.rehearsal import OWN_MODEL, traces_dir
@@ -52,6 +53,7 @@ BLOCK_TOKENS = 16
 CHECKPOINT_TOKENS = 256
 STARTS_PER_S = 8.0
 THINK_MS = 1_000.0
+ANSWER_MS = 100.0
 ANSWER_TOKENS = 16
 SMOKE = "W1-smoke"
 SMOKE_SCALE = 0.0625
@@ -79,6 +81,8 @@ class Figures:
     """Of those whose first prompt is shorter than the checkpoint."""
     moved_turns: int
     """Turns at another worker than the session's turn before."""
+    moved_for_less: int
+    """Of those: what the worker before held was known, and waiting there dearer than computing."""
     hit_tokens: float
     cached_tokens: int
     late_p99_ms: float
@@ -87,13 +91,22 @@ class Figures:
     """Of all gateways, a request."""
 
 
-def sessions(count: int, turns: int, seed: int) -> list[TraceRequest]:
-    """In order of time. A turn waits for the answer before it, too."""
+def sessions(
+    count: int,
+    turns: int,
+    seed: int,
+    *,
+    think_ms: float = THINK_MS,
+    starts_per_s: float = STARTS_PER_S,
+) -> list[TraceRequest]:
+    """In order of time. A turn waits for the answer before it, too: without a time to think it
+    follows that at once.
+    """
     draw = random.Random(seed)
     made: list[TraceRequest] = []
     start_ms = 0.0
     for number in range(count):
-        start_ms += draw.expovariate(STARTS_PER_S / 1_000.0)
+        start_ms += draw.expovariate(starts_per_s / 1_000.0)
         at_ms, tokens, parts = start_ms, 0, list[PromptPart]()
         for turn in range(turns):
             key = number * turns + turn
@@ -112,7 +125,8 @@ def sessions(count: int, turns: int, seed: int) -> list[TraceRequest]:
                     parts=tuple(parts),
                 )
             )
-            at_ms += 100.0 + draw.expovariate(1.0 / THINK_MS)
+            if think_ms > 0.0:
+                at_ms += ANSWER_MS + draw.expovariate(1.0 / think_ms)
     return sorted(made, key=lambda request: request.arrival_ms)
 
 
@@ -222,6 +236,12 @@ def counted(records: Sequence[RequestRecord], gateways: int, spent_s: float) -> 
             turns.setdefault(record.session, []).append(record)
     kept = [record for record in records if not record.is_lost]
     cached = sum(record.cached_tokens or 0 for record in kept)
+    moves = [
+        after
+        for of in turns.values()
+        for before, after in pairwise(of)
+        if before.worker != after.worker
+    ]
     short = [of for of in turns.values() if of[0].prompt_tokens < CHECKPOINT_TOKENS]
     return Figures(
         gateways=gateways,
@@ -231,9 +251,8 @@ def counted(records: Sequence[RequestRecord], gateways: int, spent_s: float) -> 
         sessions=len(turns),
         one_worker=stayed(list(turns.values())),
         one_worker_short=stayed(short),
-        moved_turns=sum(
-            one.worker != next_.worker for of in turns.values() for one, next_ in pairwise(of)
-        ),
+        moved_turns=len(moves),
+        moved_for_less=sum(move.reason == Reason.CACHE_PASSED.value for move in moves),
         hit_tokens=round(cached / max(1, sum(record.prompt_tokens for record in kept)), 5),
         cached_tokens=cached,
         late_p99_ms=round(percentile(sorted(record.client_late_ms for record in records), 0.99), 1),
@@ -257,7 +276,13 @@ def stayed(sessions_: Sequence[Sequence[RequestRecord]]) -> float | None:
 async def measured_sessions(words: argparse.Namespace, count: int, folder: Path) -> Figures:
     # 10,000 tokens a second, quick to answer: a hit of one block is worth more than a draw.
     profile = fifo_profile(1.0, 0.1, 1.0)
-    requests = sessions(words.sessions, words.turns, words.seed)
+    requests = sessions(
+        words.sessions,
+        words.turns,
+        words.seed,
+        think_ms=words.think_ms,
+        starts_per_s=words.starts_per_s,
+    )
     async with fleet(folder, count, profile, 40_000, 1.0) as made:
         options = ReplayOptions(
             is_closed_loop=True,
@@ -308,7 +333,8 @@ def shown(name: str, figures: Figures) -> str:
     share = "-" if figures.one_worker is None else f"{figures.one_worker:.2%}"
     short = "-" if figures.one_worker_short is None else f"{figures.one_worker_short:.2%}"
     return (
-        f"{name:12} {share:>10} {short:>10} {figures.moved_turns:>6} {figures.hit_tokens:>8.2%}"
+        f"{name:12} {share:>10} {short:>10} {figures.moved_turns:>6}"
+        f" {figures.moved_for_less:>8} {figures.hit_tokens:>8.2%}"
         f" {figures.lost:>5} {figures.false_hits:>6} {figures.cpu_ms:>7.2f}"
         f" {figures.late_p99_ms:>8.1f}"
     )
@@ -319,6 +345,8 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--gateways", type=int, default=3)
+    parser.add_argument("--starts-per-s", type=float, default=STARTS_PER_S, help="of sessions")
+    parser.add_argument("--think-ms", type=float, default=THINK_MS, help="mean, after an answer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sessions-only", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -340,8 +368,8 @@ def main() -> int:
         print(json.dumps({name: asdict(one) for name, one in figures.items()}))
     else:
         print(
-            f"{'gateways':12} {'one worker':>10} {'of short':>10} {'moves':>6} {'hits':>8}"
-            f" {'lost':>5} {'false':>6} {'CPU ms':>7} {'late p99':>8}"
+            f"{'gateways':12} {'one worker':>10} {'of short':>10} {'moves':>6}"
+            f" {'for less':>8} {'hits':>8} {'lost':>5} {'false':>6} {'CPU ms':>7} {'late p99':>8}"
         )
         for name, one in figures.items():
             print(shown(name, one))

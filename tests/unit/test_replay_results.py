@@ -275,6 +275,7 @@ def test_decision_headers_are_read_and_odd_ones_survived() -> None:
         "worker=w3; reason=cache-hit; matched=64/96; queue_ms=1.5; policy=cache_aware"
     )
     assert (note.worker, note.matched_tokens, note.queue_ms) == ("w3", 64, 1.5)
+    assert note.reason == "cache-hit"
     for odd in ("", ";;;", "worker", "matched=x/y; queue_ms=soon", "matched=-1"):
         read = read_decision(odd)
         assert (read.worker, read.matched_tokens, read.queue_ms) == (None, None, None)

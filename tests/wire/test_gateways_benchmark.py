@@ -32,7 +32,14 @@ def gateways(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def record(session: str, worker: str | None, *, tokens: int = 100, lost: str = "") -> RequestRecord:
+def record(
+    session: str,
+    worker: str | None,
+    *,
+    tokens: int = 100,
+    lost: str = "",
+    reason: str = "cache-hit",
+) -> RequestRecord:
     return RequestRecord(
         index=0,
         arrival_ms=0.0,
@@ -49,6 +56,7 @@ def record(session: str, worker: str | None, *, tokens: int = 100, lost: str = "
         worker=worker,
         matched_tokens=0,
         queue_ms=0.0,
+        reason=reason,
     )
 
 
@@ -57,7 +65,7 @@ def test_a_session_stayed_only_when_one_worker_answered_every_turn(
 ) -> None:
     records = [
         record("stays", "w1"), record("stays", "w1"),
-        record("moves and returns", "w1"), record("moves and returns", "w2"),
+        record("moves and returns", "w1"), record("moves and returns", "w2", reason="cache-passed"),
         record("moves and returns", "w1"),
         record("long, stays", "w2", tokens=256), record("long, stays", "w2"),
         record("unanswered", "w1"), record("unanswered", "w1", lost="reset"),
@@ -66,7 +74,7 @@ def test_a_session_stayed_only_when_one_worker_answered_every_turn(
     assert found.sessions == 4
     assert found.one_worker == 0.5
     assert found.one_worker_short == round(1 / 3, 4)
-    assert found.moved_turns == 2
+    assert (found.moved_turns, found.moved_for_less) == (2, 1)
     assert (found.requests, found.lost, found.cpu_ms) == (9, 1, 100.0)
     assert found.cached_tokens == 8 * 50
 

@@ -62,6 +62,8 @@ class RequestRecord:
     """What the gateway believed to be resident, where it says so."""
     queue_ms: float | None
     """What the gateway predicted as wait, where it says so."""
+    reason: str | None = None
+    """Which rule of the gateway's chose the worker, where it says so."""
 
     @property
     def is_lost(self) -> bool:
@@ -75,6 +77,7 @@ class DecisionNote:
     worker: str | None = None
     matched_tokens: int | None = None
     queue_ms: float | None = None
+    reason: str | None = None
 
 
 def read_decision(header: str) -> DecisionNote:
@@ -90,4 +93,5 @@ def read_decision(header: str) -> DecisionNote:
         worker=pairs.get("worker"),
         matched_tokens=int(matched) if matched.isdecimal() else None,
         queue_ms=queue_ms,
+        reason=pairs.get("reason"),
     )

@@ -229,6 +229,7 @@ class _Replay:
             worker=note.worker,
             matched_tokens=note.matched_tokens,
             queue_ms=note.queue_ms,
+            reason=note.reason,
         )
 
     def _judged(self, ready: _Ready, reply: Reply) -> tuple[Verdict, str]:
