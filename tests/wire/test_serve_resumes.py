@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fleet import WAIT_S, Gateway, Process, Processes, processes, text_of
+from fleet import WAIT_S, Gateway, Process, Processes, processes, text_of, until
 
 PROFILE = ("--profile", "fifo:2,0.001,20")
 """A token each 20 ms."""
@@ -48,7 +48,7 @@ async def stream(client: httpx.AsyncClient, number: int) -> dict[str, Any]:
     reply = await client.post(path, json=body)
     assert reply.status_code == 200
     text, ids, names, usage = "", list[int](), set[str](), {}
-    assert reply.text.endswith("data: [DONE]\n\n"), reply.text[-300:]
+    assert reply.text.endswith("data: [DONE]\n\n"), (number, reply.text[-300:])
     for line in reply.text.splitlines():
         if not line.startswith("data: {"):
             continue
@@ -85,9 +85,17 @@ def test_f1_streams_of_workers_that_are_killed_are_those_that_nothing_happened_t
         busy = [one for one in alive if rows[one.name]["requests_active"]]
         if busy:
             victim = dice.choice(busy)
+            life = gateway.rank(victim)["incarnation"]
             victim.kill()
             alive.remove(victim)
             alive.append(started.worker(*PROFILE, "--port", str(victim.port)))
+            until(lambda: is_back(victim, life), "it may be chosen again")
+
+    def is_back(victim: Process, life: int) -> bool:
+        """Else there would be nowhere to go on after some more kills."""
+        row = gateway.worker(victim)
+        ranks = row["detail"]["ranks"]
+        return row["state"] == "ready" and bool(ranks) and ranks[0]["incarnation"] != life
 
     async def under_fire() -> list[dict[str, Any]]:
         told = asyncio.create_task(streams(gateway))
