@@ -39,7 +39,7 @@ def is_alive(pid: str) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for children in /proc")
 def test_a_kill_loses_nothing_and_an_interrupted_run_ends_all_it_started(
     tmp_path: Path,
