@@ -144,22 +144,10 @@ class Processes:
     def workers(self, count: int, *flags: str) -> list[Process]:
         """On ports that stay theirs when they are killed, for their next lives."""
         ports = [() if "--port" in flags else ("--port", str(free_port())) for _ in range(count)]
-        begun = [self.begin("worker", *port, *flags) for port in ports]
-        return [self._up(process) for process in begun]
-
-    def _up(self, process: Process) -> Process:
-        """It, or its next try: a dead process's port may be free only a moment later."""
-        ends_at = time.monotonic() + WAIT_S
-        while True:
-            try:
-                process.wait_ready()
-            except AssertionError:
-                is_taken = "Address already in use" in process.log()
-                if not is_taken or time.monotonic() > ends_at:
-                    raise
-                process = self.begin(*process.words)
-            else:
-                return process
+        started = [self.begin("worker", *port, *flags) for port in ports]
+        for process in started:
+            process.wait_ready()
+        return started
 
     def worker(self, *flags: str) -> Process:
         return self.workers(1, *flags)[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fleet import WAIT_S, Gateway, Process, Processes, processes, text_of, until
+from fleet import WAIT_S, Gateway, Processes, processes, text_of, until
 
 PROFILE = ("--profile", "fifo:2,0.001,20")
 """A token each 20 ms."""
@@ -77,9 +77,9 @@ def test_f1_streams_of_workers_that_are_killed_are_those_that_nothing_happened_t
     """F1, bounded; all of it is `make chaos`."""
     workers = started.workers(4, *PROFILE)
     gateway = started.gateway([w.url for w in workers], *PROFILE, *PATIENT)
-    dice = random.Random(1)
+    dice, alive = random.Random(1), list(workers)
 
-    def kill_one(alive: list[Process]) -> None:
+    def kill_one() -> None:
         """One that has something to lose; its next life is back before the next one is killed."""
         rows = gateway.workers()
         busy = [one for one in alive if rows[one.name]["requests_active"]]
@@ -93,12 +93,11 @@ def test_f1_streams_of_workers_that_are_killed_are_those_that_nothing_happened_t
 
     async def under_fire() -> list[dict[str, Any]]:
         told = asyncio.create_task(streams(gateway))
-        alive = list(workers)
         for _ in range(KILLS):
             if told.done():
                 break
             await asyncio.sleep(dice.uniform(0.0, 0.3))
-            await asyncio.to_thread(kill_one, alive)
+            await asyncio.to_thread(kill_one)
         return await told
 
     hit: list[dict[str, Any]] = []
