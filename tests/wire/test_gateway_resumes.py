@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +42,9 @@ from scripted import (
 )
 
 from trunkline.config import RetryConfig
+from trunkline.gateway import mending
 from trunkline.gateway.contracts import AttemptEnd
+from trunkline.gateway.journal import Delivered, read_journal
 
 
 def assert_whole(got: Heard, body: dict[str, Any], *, resumes: int = 1) -> None:
@@ -184,7 +187,17 @@ OPPOSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", OPPOSED, ids=lambda more: next(iter(more)))
-def test_what_cannot_be_continued_ends_in_an_error_event(more: dict[str, Any]) -> None:
+def test_what_cannot_be_continued_ends_in_an_error_event(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Delivered] = []
+
+    def read(forwarded: Sequence[bytes]) -> Delivered:
+        reads.append(read_journal(forwarded))
+        return reads[-1]
+
+    monkeypatch.setattr(mending, "read_journal", read)
+
     @wire
     async def scenario() -> None:
         second = Mortal()
@@ -194,6 +207,7 @@ def test_what_cannot_be_continued_ends_in_an_error_event(more: dict[str, Any]) -
         assert got.error is not None
         assert got.error["tokens_delivered"] == 3
         assert gateway.front.counters.resumed_streams == 0
+        assert len(reads) == 1, "many streams may break at once: each is read once"
 
     scenario()
 

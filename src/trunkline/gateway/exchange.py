@@ -27,7 +27,7 @@ from trunkline.gateway.deadline import past
 from trunkline.gateway.framing import BrokenFraming
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
 from trunkline.gateway.line import ClientSide, Ending, Line, Result
-from trunkline.gateway.mending import Mending, Passage, tokens_delivered
+from trunkline.gateway.mending import Mending, Passage
 from trunkline.gateway.patience import dismissed, lateness, moved
 from trunkline.gateway.phases import ANSWERING, DONE, PAUSING, PICKING, WAITING, Phase, overdue
 from trunkline.gateway.relay import Relay, own_lines, rewrite
@@ -358,7 +358,7 @@ class Exchange:
         assert relay is not None, "broken without a relay"
         self._drop_link()
         self._line.counters.broken_streams += 1
-        event = error_event(error, self._request.request_id, tokens_delivered(relay))
+        event = error_event(error, self._request.request_id, self._mending.tokens_delivered(relay))
         if relay.break_off(event):
             # A message that ended as it should keeps the connection: the client may have sent its
             # next request already, and would lose it.

@@ -162,7 +162,10 @@ def _read_choice(seen: Delivered, choice: ChoiceEvent) -> None:
         seen.ids = None
     elif ids and seen.ids is not None:
         packed = as_ids(ids)
-        seen.ids = None if packed is None else seen.ids + packed
+        if packed is None:
+            seen.ids = None
+        else:
+            seen.ids += packed  # in place
     if choice.finish_reason:
         seen.finish_reason = choice.finish_reason
 

@@ -27,7 +27,7 @@ Passage = Relay | Continuation
 class Mending:
     """See the module."""
 
-    __slots__ = ("_count", "_line", "_request", "_seam", "_tokenizer", "asked")
+    __slots__ = ("_count", "_line", "_request", "_seam", "_tokenizer", "_tokens", "asked")
 
     def __init__(self, line: Line, request: InferenceRequest) -> None:
         self._line = line
@@ -35,6 +35,8 @@ class Mending:
         self._seam: Resumption | None = None
         self._count = 0
         self._tokenizer: Tokenizer | None = None
+        self._tokens: int | None = None
+        """Of a stream that was read and does not go on: who ends it need not read it once more."""
         self.asked = request
         """What workers are asked."""
 
@@ -75,6 +77,7 @@ class Mending:
         else:
             try:
                 delivered = read_journal(passage.forwarded)
+                self._tokens = delivered.tokens
                 return resume(self._request, delivered, self._tokenizer, self._count + 1)
             except NotResumable as error:
                 why = str(error)
@@ -84,7 +87,7 @@ class Mending:
     def go_on(self, seam: Resumption, request: InferenceRequest) -> None:
         """From here on this is asked, for what is behind the seam."""
         request.has_begun = False  # it will reuse once more, and needs a lease for that
-        self._seam, self.asked = seam, request
+        self._seam, self.asked, self._tokens = seam, request, None
 
     def passage(self, client: ClientSide, head: AnswerHead, before: Passage | None) -> Passage:
         """What takes an answer with this head to the client, behind what it has already."""
@@ -104,16 +107,15 @@ class Mending:
         last.finish()
         return last
 
+    def tokens_delivered(self, passage: Passage) -> int:
+        """As exactly as it can be told: by token ids, by events with text, by events."""
+        if passage.forwarded is None:
+            return passage.events_delivered
+        return read_journal(passage.forwarded).tokens if self._tokens is None else self._tokens
+
     def _mended(self) -> None:
         self._count += 1
         self._line.counters.resumed_streams += 1
-
-
-def tokens_delivered(passage: Passage) -> int:
-    """As exactly as it can be told: by token ids, by events with text, by events."""
-    if passage.forwarded is None:
-        return passage.events_delivered
-    return read_journal(passage.forwarded).tokens
 
 
 def _changed() -> Revoked:
