@@ -6,7 +6,7 @@ Must never resolve or read anything. Read `config.py` and `worker_url.py` for wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
@@ -33,6 +33,16 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def require_pull_host(text: str) -> None:
+    """Raises ValueError for what is no address to serve pulls on and to tell others as it is."""
+    try:
+        address = IPv4Address(text)
+    except ValueError as error:
+        raise ValueError(f"pull_host is {text!r}, needed is an IPv4 address") from error
+    if address.is_unspecified:
+        raise ValueError(f"pull_host is {text}, needed is the address that other workers reach")
 
 
 def is_printable_ascii(text: str) -> bool:

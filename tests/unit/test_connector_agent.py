@@ -133,7 +133,7 @@ def test_settings_have_defaults_but_for_what_an_operator_must_say() -> None:
     assert options.staging_bytes == options.host_bytes // 4
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.300", "1:2"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "10.0.0.300", "1:2"])
 def test_c101_a_connector_tells_nobody_to_pull_from_an_address_that_is_none(host: str) -> None:
     with pytest.raises(ConfigError, match="pull_host is"):
         read_options({"host_gib": 1, "agent_port": 8_100, "pull_host": host})

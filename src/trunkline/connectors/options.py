@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Annotated, Any
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from trunkline.core.eviction import Policy
 from trunkline.core.transfer import MAX_GRANT_LIFE_MS, MAX_NAME_BYTES
 from trunkline.errors import ConfigError
+from trunkline.written import require_pull_host
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Address = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f.:]{2,45}\Z")]
@@ -68,9 +68,9 @@ def read_options(given: Mapping[str, Any]) -> ConnectorOptions:
     """Raises ConfigError, with the name of what is wrong."""
     try:
         wire = msgspec.convert(dict(given), _Wire)
-    except msgspec.ValidationError as error:
+        require_pull_host(wire.pull_host)
+    except ValueError as error:  # msgspec's is one
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
-    _check_pull_host(wire.pull_host)
     host_bytes = int(wire.host_gib * 2**30)
     return ConnectorOptions(
         host_bytes=host_bytes,
@@ -88,13 +88,3 @@ def read_options(given: Mapping[str, Any]) -> ConnectorOptions:
         prefill_ms_per_token=wire.prefill_ms_per_token,
         allow_untested_devices=wire.allow_untested_devices,
     )
-
-
-def _check_pull_host(text: str) -> None:
-    """It is listened on, and told to others as it is. Raises ConfigError."""
-    try:
-        is_one = not ip_address(text).is_unspecified
-    except ValueError:
-        is_one = False
-    if not is_one:
-        raise ConfigError(f"pull_host is {text}: give the address that other workers reach")

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from ipaddress import IPv4Address
 from typing import Any, cast
 
 from trunkline.core.eviction import DEFAULT_POLICY, Policy
 from trunkline.core.profiles import PROFILES, Profile, profile_named
 from trunkline.errors import ConfigError
 from trunkline.worker.faults import FAULT_KINDS, Faults, parse_faults
+from trunkline.written import require_pull_host
 
 
 class Feed(Enum):
@@ -123,7 +123,7 @@ class WorkerOptions:
         if self.eviction not in {policy.value for policy in Policy}:
             known = ", ".join(policy.value for policy in Policy)
             raise ValueError(f"eviction {self.eviction!r} is not one of {known}")
-        _check_pull_host(self.pull_host)
+        require_pull_host(self.pull_host)
         if self.transfer_key_file and not self.host_blocks:
             raise ValueError("transfer_key_file needs host_blocks: pulls go between host memories")
         if bool(self.disk_blocks) is not bool(self.disk_dir):
@@ -176,16 +176,6 @@ class WorkerOptions:
     def context_tokens(self) -> int:
         """The longest prompt plus answer."""
         return self.max_model_len or min(131_072, self.blocks * self.block_size)
-
-
-def _check_pull_host(text: str) -> None:
-    """It is listened on, and told to others as it is."""
-    try:
-        address = IPv4Address(text)
-    except ValueError as error:
-        raise ValueError(f"pull_host is {text!r}, needed is an IPv4 address") from error
-    if address.is_unspecified:
-        raise ValueError(f"pull_host is {text}, needed is the address that other workers reach")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
