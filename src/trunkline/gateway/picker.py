@@ -372,6 +372,7 @@ class FleetPicker:
             pull=self._order(request, decision, keys, sources),
         )
         told = self._ticket(request.grant, keys, ticket)
+        cold_ms = self._router.cold_ms(decision.prompt_tokens) * state.queue.scale
         picked = Pick(
             worker=worker,
             endpoint=target.endpoint,
@@ -383,25 +384,21 @@ class FleetPicker:
             stay=target.stay,
             pace=target.pace,
             ahead_ms=lambda: state.queue.queue_ms(self._clock.now()),
-            first_token_ms=first_token_ms(
-                request,
-                decision,
-                target.pace,
-                cold_ms=self._router.cold_ms(decision.prompt_tokens) * state.queue.scale,
-            ),
+            first_token_ms=first_token_ms(request, decision, target.pace, cold_ms=cold_ms),
         )
         self._charge(ticket, now)
         self.accounts.remember(decision)
         self.receipts.add(decision)
-        is_pullable = keys is not None and self._prompts.is_exact
-        if (
-            self.desk is not None
-            and keys is not None
-            and is_pullable
-            and isinstance(request.prompt, array)
-        ):
-            self.desk.hot.note(request.grant, keys, request.prompt, decision.expected_tokens, now)
+        self._note_hot(request, keys, decision, now)
         return picked
+
+    def _note_hot(
+        self, request: InferenceRequest, keys: KeyChain | None, decision: Decision, now: Instant
+    ) -> None:
+        if self.desk is None or keys is None or not self._prompts.is_exact:
+            return
+        if isinstance(request.prompt, array):
+            self.desk.hot.note(request.grant, keys, request.prompt, decision.expected_tokens, now)
 
     def _charge(self, ticket: Ticket, now: Instant) -> None:
         """Enter the attempt in every book, or, where one of them objects, in none."""

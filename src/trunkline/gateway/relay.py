@@ -181,7 +181,7 @@ class Relay:
         pieces: list[bytes] = []
         size = 0
         for data in reversed(self._kept):
-            pieces.append(data)
+            pieces.append(data[-TAIL_BYTES:])
             size += len(data)
             if size >= TAIL_BYTES:
                 break
