@@ -17,13 +17,13 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import uvloop
 
+from gateway import cpu_s
 from trunkline.control.probe import fetch
 from trunkline.replay.counters import percentile
 from trunkline.replay.processes import endpoint_of, resident_bytes, start_child
@@ -37,7 +37,6 @@ MAX_MEMORY_MIB = 1_536.0
 MIN_RATE = 0.98
 DIRECT_S = 15.0
 WARM_UP_S = 5.0
-TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PAGES = {b"/health": b"", b"/v1/models": b'{"object":"list","data":[{"id":"m"}]}'}
 _TIME = b'"sent_ns":'
@@ -196,25 +195,19 @@ async def run(port: int, streams: int, pause_s: float, seconds: float, pid: int)
         readers.append(reader)
     await asyncio.sleep(WARM_UP_S)
     tally.counts = True
-    cpu_s, began_s, memory = cpu_of(pid), loop.time(), 0
+    began_cpu_s, began_s, memory = cpu_s(pid), loop.time(), 0
     while loop.time() < began_s + seconds:
         await asyncio.sleep(min(1.0, began_s + seconds - loop.time()))
         memory = max(memory, resident_bytes(pid) or 0)
     tally.counts = False
     spent_s = loop.time() - began_s
-    cpu_share = (cpu_of(pid) - cpu_s) / spent_s
+    cpu_share = (cpu_s(pid) - began_cpu_s) / spent_s
     for reader in readers:
         reader.close()
     await asyncio.sleep(0.5)
     return Measured(
         tally=tally, seconds=spent_s, cpu_share=cpu_share, memory_mib=memory / (1 << 20)
     )
-
-
-def cpu_of(pid: int) -> float:
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -289,8 +282,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=1_000, help="open at a time")
     parser.add_argument("--events-per-s", type=float, default=5_000.0, help="of all together")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    found = uvloop.run(measure(parser.parse_args()))
-    if "--json" in sys.argv:
+    words = parser.parse_args()
+    found = uvloop.run(measure(words))
+    if words.json:
         print(json.dumps(found, indent=2))
     else:
         for name, value in found.items():

@@ -42,6 +42,7 @@ from trunkline.replay.processes import (
     endpoint_of,
     gateway_words,
     start_child,
+    stop_all,
 )
 
 ENGINES = ("engine-one", "engine-two")
@@ -88,9 +89,7 @@ class RealFleets:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for gateway in self._gateways:
-            if gateway.process.returncode is None:
-                await gateway.stop()
+        await stop_all(self._gateways)
 
     async def start(self, plan: FleetPlan) -> ProcessFleet:
         """Of the plan, the policy alone counts. Raises StartFailed."""

@@ -125,7 +125,7 @@ class ProcessFleets:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await _stop_all([*self._gateways, *self._workers])
+        await stop_all([*self._gateways, *self._workers])
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -148,7 +148,7 @@ class ProcessFleets:
         if same and plan.feed != "digest":
             await asyncio.gather(*(self._empty(child) for child in self._workers))
         else:
-            await _stop_all(self._workers)
+            await stop_all(self._workers)
             self._workers = []
             self._workers = await _start_workers(plan, admin_port, self._link_words(plan))
             self._plan = plan
@@ -323,7 +323,7 @@ async def _start_workers(
     try:
         await asyncio.gather(*(child.wait_ready() for child in children))
     except BaseException:
-        await _stop_all(children)
+        await stop_all(children)
         raise
     return children
 
@@ -345,5 +345,6 @@ def gateway_words(plan: FleetPlan, worker_urls: Iterable[str], admin_port: int) 
     ]
 
 
-async def _stop_all(children: Sequence[Child]) -> None:
+async def stop_all(children: Sequence[Child]) -> None:
+    """Those that still run."""
     await asyncio.gather(*(child.stop() for child in children if child.process.returncode is None))
