@@ -108,23 +108,24 @@ class Delivered:
 
 def read_journal(forwarded: Sequence[bytes]) -> Delivered:
     """Of the chunks of a stream in the order in which they were passed on."""
-    seen = Delivered()
+    seen, texts = Delivered(), list[str]()
     reader = ChunkReader(takes_trailers=True, collects=True)
     splitter = EventSplitter()
     assert reader.pieces is not None, "a reader that does not collect"
     try:
         reader.feed(b"".join(forwarded))
         for event in splitter.feed(b"".join(reader.pieces)):
-            _read(seen, event)
+            _read(seen, texts, event)
     except (BrokenFraming, EventTooLong, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         seen.is_torn = True
+    seen.text = "".join(texts)
     seen.is_torn = seen.is_torn or not splitter.is_between_events
     if seen.ids:
         seen.tokens = len(seen.ids)
     return seen
 
 
-def _read(seen: Delivered, raw: bytes) -> None:
+def _read(seen: Delivered, texts: list[str], raw: bytes) -> None:
     if raw == DONE_MARK:
         seen.is_done = True
         return
@@ -141,12 +142,12 @@ def _read(seen: Delivered, raw: bytes) -> None:
     prompt_ids = event.prompt_token_ids
     for choice in event.choices:
         prompt_ids = prompt_ids or choice.prompt_token_ids
-        _read_choice(seen, choice)
+        _read_choice(seen, texts, choice)
     if prompt_ids and seen.prompt_ids is None:
         seen.prompt_ids = as_ids(prompt_ids)
 
 
-def _read_choice(seen: Delivered, choice: ChoiceEvent) -> None:
+def _read_choice(seen: Delivered, texts: list[str], choice: ChoiceEvent) -> None:
     if choice.index != 0:
         seen.trouble = "several choices"
     if choice.logprobs is not None:
@@ -154,7 +155,7 @@ def _read_choice(seen: Delivered, choice: ChoiceEvent) -> None:
     if choice.delta is not None and not choice.delta.is_plain:
         seen.trouble = seen.trouble or PARSED
     text, ids = choice.said, choice.token_ids
-    seen.text += text
+    texts.append(text)
     seen.tokens += bool(text)
     if ids:
         seen.is_last_silent = not text
