@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nats_desk import NatsServer, cluster, nats_server, opened, place
+from store_machine import assert_they_agree_with_a_list
 from trunkline.adapters import nats_bucket
 from trunkline.adapters.nats_bucket import MAX_VALUE_BYTES, NatsBucket, checked_place
 from trunkline.adapters.nats_store import NatsStore
 from trunkline.adapters.sqlite_store import SqliteStore
-from trunkline.control.memory_store import MemoryStore
 from trunkline.control.mirrored_store import MirroredStore
 from trunkline.errors import ConfigError
 from trunkline.ports.store import (
@@ -29,8 +26,6 @@ from trunkline.ports.store import (
     StoreConflict,
     StoreDown,
 )
-
-records = st.binary(max_size=64)
 
 
 @pytest.fixture(scope="module")
@@ -45,80 +40,17 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
         yield made
 
 
-def test_it_keeps_to_what_any_store_keeps_to(shared_server: NatsServer) -> None:
-    """The machine of `tests/model/test_store_machine.py`, with the shared log and its copy."""
-    buckets = iter(range(1_000_000))
+def test_the_shared_log_and_its_copy_keep_to_what_any_store_keeps_to(
+    shared_server: NatsServer,
+) -> None:
+    async def lasting(folder: Path) -> list[Store]:
+        plain = await opened(shared_server, bucket=folder.name)
+        shared = await opened(shared_server, bucket=f"{folder.name}-m")
+        mirrored = MirroredStore(shared, await SqliteStore.open(folder / "registry.db"))
+        await mirrored.sync()
+        return [plain, mirrored]
 
-    class Machine(RuleBasedStateMachine):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bucket = f"machine-{next(buckets)}"
-            self.folder = tempfile.TemporaryDirectory()
-            self.loop = asyncio.new_event_loop()
-            self.kept: list[bytes] = []
-            self.memory = MemoryStore()
-            self.open()
-
-        def run(self, work: object) -> object:
-            return self.loop.run_until_complete(work)  # type: ignore[arg-type]
-
-        def open(self) -> None:
-            self.plain: Store = self.loop.run_until_complete(
-                opened(shared_server, bucket=self.bucket)
-            )
-            self.mirrored = self.loop.run_until_complete(self.a_mirrored())
-
-        async def a_mirrored(self) -> MirroredStore:
-            shared = await opened(shared_server, bucket=f"{self.bucket}-m")
-            copy = await SqliteStore.open(Path(self.folder.name) / "registry.db")
-            store = MirroredStore(shared, copy)
-            await store.sync()
-            return store
-
-        def stores(self) -> list[Store]:
-            return [self.memory, self.plain, self.mirrored]
-
-        @rule(record=records, behind=st.integers(-2, 2))
-        def append(self, record: bytes, behind: int) -> None:
-            expected = len(self.kept) + behind
-            for store in self.stores():
-                append = store.append(expected, record)
-                if behind == 0:
-                    assert self.loop.run_until_complete(append) == len(self.kept) + 1
-                    continue
-                with pytest.raises(StoreConflict) as caught:
-                    self.loop.run_until_complete(append)
-                assert caught.value.head == len(self.kept)
-            if behind == 0:
-                self.kept.append(record)
-
-        @rule(after_rev=st.integers(0, 12), limit=st.integers(1, 5))
-        def read(self, after_rev: int, limit: int) -> None:
-            wanted = list(enumerate(self.kept, start=1))[after_rev : after_rev + limit]
-            for store in self.stores():
-                assert self.loop.run_until_complete(store.read(after_rev, limit)) == wanted
-
-        @rule()
-        def reopen(self) -> None:
-            for store in (self.plain, self.mirrored):
-                self.loop.run_until_complete(store.close())
-            self.open()
-
-        @invariant()
-        def heads_agree(self) -> None:
-            for store in self.stores():
-                assert self.loop.run_until_complete(store.head()) == len(self.kept)
-                assert self.loop.run_until_complete(store.high_water()) == len(self.kept)
-
-        def teardown(self) -> None:
-            for store in (self.plain, self.mirrored):
-                self.loop.run_until_complete(store.close())
-            self.loop.close()
-            self.folder.cleanup()
-
-    Machine.TestCase.settings = settings(max_examples=10, stateful_step_count=15, deadline=None)
-    case = Machine.TestCase()
-    case.runTest()
+    assert_they_agree_with_a_list(lasting, examples=10, steps=15)
 
 
 def test_of_two_writers_at_one_revision_one_succeeds(server: NatsServer) -> None:
