@@ -89,6 +89,16 @@ async def run_feed(
         subscription.close()
 
 
+def told_live(feed: WorkerFeed, seq: int, payload: bytes, clock: Clock) -> list[Action]:
+    """What the feed makes of one message of the live stream."""
+    now = clock.now()
+    try:
+        batch = decode_batch(seq, payload)
+    except UndecodableBatch:
+        return feed.undecodable(seq, now, fingerprint=fingerprint(payload))
+    return feed.live(batch, now, age_ms=(clock.wall() - batch.sent_at) * 1_000.0)
+
+
 class _Subscription:
     """The sockets of one feed and the turns that read them."""
 
@@ -250,19 +260,11 @@ class _Subscription:
     def _take_live(self, frames: list[bytes]) -> None:
         # A connection is announced before its first message: look before believing the message.
         self._take_reconnects()
-        now = self._clock.now()
         if len(frames) != 3 or len(frames[1]) != 8:
-            self._carry_out(self._feed.undecodable(None, now))
+            self._carry_out(self._feed.undecodable(None, self._clock.now()))
             return
-        seq, payload = int.from_bytes(frames[1], "big"), frames[2]
-        try:
-            batch = decode_batch(seq, payload)
-        except UndecodableBatch:
-            actions = self._feed.undecodable(seq, now, fingerprint=fingerprint(payload))
-        else:
-            age_ms = (self._clock.wall() - batch.sent_at) * 1_000.0
-            actions = self._feed.live(batch, now, age_ms=age_ms)
-        self._carry_out(actions)
+        seq = int.from_bytes(frames[1], "big")
+        self._carry_out(told_live(self._feed, seq, frames[2], self._clock))
 
     # -- replays -----------------------------------------------------------------------------------
 

@@ -28,8 +28,11 @@ from trunkline.control.receipts import Receipt
 from trunkline.core.decision import Exclusion
 from trunkline.core.feed import FeedState
 from trunkline.core.freshness import grant_ms
+from trunkline.core.identity import ScopeKind
 from trunkline.core.records import WorkerId
+from trunkline.errors import GatewayError
 from trunkline.gateway.contracts import InferenceRequest, Pick
+from trunkline.gateway.tenancy import Asked
 from trunkline.ports.worker import AttemptEnd
 from trunkline.worker.blocks import BlockState
 
@@ -191,11 +194,8 @@ class Checks:
         bad, now_s = world.troubles.bad_since, world.net.time()
         since_s = bad.get(name)
         others = world.setting.worker_count - len(bad)
-        if (
-            since_s is not None
-            and now_s - since_s > GONE_S
-            and 2 * others >= (world.setting.worker_count)
-        ):
+        are_enough = 2 * others >= world.setting.worker_count
+        if since_s is not None and now_s - since_s > GONE_S and are_enough:
             world.violate("I4", f"{name} was chosen {now_s - since_s:.1f} s after it was gone")
 
     def _count(self, request: InferenceRequest) -> None:
@@ -379,10 +379,6 @@ class Checks:
 
     def _told(self, gate: Gate, call: Call, slot: int, block_tokens: int) -> int | None:
         """By the gateway's own way from a caller to its keys; None where it is barred."""
-        from trunkline.core.identity import ScopeKind
-        from trunkline.errors import GatewayError
-        from trunkline.gateway.tenancy import Asked
-
         principal = gate._authenticate(f"Bearer {call.tenant}/user{call.user}".encode(), "")
         wish = ScopeKind.USER if call.wish == "user" else None
         try:

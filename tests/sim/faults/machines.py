@@ -50,6 +50,13 @@ class Machine:
         """Call it as a part of this machine."""
         return self.context.copy().run(work, *args)
 
+    def holds_back(self, handle: asyncio.Handle) -> bool:
+        """Nothing runs on it now: the callback is kept for when it goes on."""
+        if self.is_stopped or self.is_dead:
+            self.held.append(handle)
+            return True
+        return False
+
     def open_tasks(self, is_counted: Callable[[str], bool]) -> int:
         """How many of those whose names are counted are not over."""
         self.tasks = [task for task in self.tasks if not task.done()]
@@ -69,10 +76,7 @@ class _Handle(asyncio.Handle):
     machine: Machine
 
     def _run(self) -> None:
-        machine = self.machine
-        if machine.is_stopped or machine.is_dead:
-            machine.held.append(self)
-        else:
+        if not self.machine.holds_back(self):
             super()._run()
 
 
@@ -81,10 +85,7 @@ class _TimerHandle(asyncio.TimerHandle):
     machine: Machine
 
     def _run(self) -> None:
-        machine = self.machine
-        if machine.is_stopped or machine.is_dead:
-            machine.held.append(self)
-        else:
+        if not self.machine.holds_back(self):
             super()._run()
 
 

@@ -18,7 +18,8 @@ from faults.machines import Machine, current_machine, wall_of
 from faults.network import FaultyNet
 
 from trunkline.adapters.event_publisher import encode_batch
-from trunkline.adapters.vllm_events import UndecodableBatch, decode_batch, fingerprint
+from trunkline.adapters.vllm_events import decode_batch
+from trunkline.adapters.zmq_events import told_live
 from trunkline.core.actions import Action, RequestReplay
 from trunkline.core.feed import FeedState, WorkerFeed
 from trunkline.ports.clock import Clock
@@ -213,15 +214,7 @@ class Subscription:
         self._net.call_at(at_s, self._wake.set, context=self.machine.context.copy())
 
     def _take_live(self, seq: int, payload: bytes) -> None:
-        now = self._clock.now()
-        try:
-            batch = decode_batch(seq, payload)
-        except UndecodableBatch:
-            actions = self._feed.undecodable(seq, now, fingerprint=fingerprint(payload))
-        else:
-            age_ms = (self._clock.wall() - batch.sent_at) * 1_000.0
-            actions = self._feed.live(batch, now, age_ms=age_ms)
-        self._carry_out(actions)
+        self._carry_out(told_live(self._feed, seq, payload, self._clock))
 
     # -- replays -----------------------------------------------------------------------------------
 
