@@ -15,7 +15,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -28,13 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wire"))  # flee
 import deaths
 import disks
 import elsewhere
-import httpx
 import links
 import loads
 import soak
 import storms
 import vanish
-from rows import Finding, Row, Stage, Verdict, held, table
+from rows import Finding, Row, Stage, Verdict, table, tried
 
 import gateways
 
@@ -45,7 +43,6 @@ ROWS: tuple[Row, ...] = (
 
 
 def run(row: Row, args: argparse.Namespace) -> list[Finding]:
-    """A row that breaks has failed; the others run all the same."""
     stage = Stage(
         fault=row.fault,
         trials=args.trials,
@@ -54,13 +51,7 @@ def run(row: Row, args: argparse.Namespace) -> list[Finding]:
         seed=args.seed,
         began_s=time.monotonic(),
     )
-    stage.say(row.title)
-    try:
-        return row.run(stage)
-    except* (AssertionError, OSError, httpx.HTTPError, subprocess.SubprocessError) as group:
-        error = group.exceptions[0]
-        words = f"{type(error).__name__}: {str(error)[:160]}".replace("\n", " ")
-    return [held(row.fault, row.title, "runs to its end", words, is_met=False)]
+    return tried(row, stage)
 
 
 def wanted(only: str) -> list[Row]:

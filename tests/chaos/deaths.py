@@ -32,7 +32,7 @@ def a_mix(seed: int) -> Ask:
     return ground.mixed(seed)[seed % 4]
 
 
-def _crowd(gateway: Gateway, clients: int = STREAMS) -> Crowd:
+def mixed_crowd(gateway: Gateway, clients: int = STREAMS) -> Crowd:
     return Crowd([gateway.url], lambda number, turn: a_mix(number + 1_000 * turn), clients=clients)
 
 
@@ -43,7 +43,7 @@ def kill_nine(stage: Stage) -> list[Finding]:
     with processes() as started:
         fleet = ground.workers(started, WORKERS)
         gateway = ground.gateway(started, [worker.url for worker in fleet])
-        with _crowd(gateway) as crowd:
+        with mixed_crowd(gateway) as crowd:
             for trial in stage.rounds(200):
                 if stage.is_late:
                     break
@@ -132,7 +132,7 @@ def stop_and_go_on(stage: Stage) -> list[Finding]:
     with processes() as started:
         fleet = ground.workers(started, WORKERS)
         gateway = ground.gateway(started, [worker.url for worker in fleet])
-        with _crowd(gateway) as crowd:
+        with mixed_crowd(gateway) as crowd:
             for trial in stage.rounds(100):
                 if stage.is_late:
                     break

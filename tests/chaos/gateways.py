@@ -33,6 +33,7 @@ def deaf_directory(stage: Stage) -> list[Finding]:
     ):
         time.sleep(stage.phase_s(25.0))
         before = _hit_share(crowd.since(time.monotonic() - stage.phase_s(20.0)))
+        assert before > 0.0, "nothing was hit before the cut"
         for worker in fleet:
             worker.cut("events")
         time.sleep(away_s)

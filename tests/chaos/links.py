@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ground
 import httpx
 from crowd import Ask, Crowd, Outcome
-from deaths import a_mix
+from deaths import mixed_crowd
 from fleet import Gateway, Process, Processes, processes, until
 from rows import HEARTBEAT_S, Finding, Row, Stage, at_most, none_of, percentile
 from toxic import Link, Toxic
@@ -80,9 +80,7 @@ def partition(stage: Stage) -> list[Finding]:
     late, healed, back, tried = 0, list[float](), list[float](), 0
     with (
         behind_links(WORKERS) as (_, gateway, fleet),
-        Crowd(
-            [gateway.url], lambda number, turn: a_mix(number + 1_000 * turn), clients=CLIENTS
-        ) as crowd,
+        mixed_crowd(gateway, CLIENTS) as crowd,
     ):
         for trial in wanted:
             if stage.is_late:

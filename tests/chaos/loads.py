@@ -150,6 +150,7 @@ def thundering_herd(stage: Stage) -> list[Finding]:
             before = [_computed(worker) for worker in fleet]
             outcomes = asyncio.run(_all_at_once(gateway, Ask(prompt=prompt, tokens=2), herd))
             spent = [_computed(worker) - was for worker, was in zip(fleet, before, strict=True)]
+            assert sum(spent) > 0, "nobody computed the prompt"
             # The last block of a prompt is always computed: a hit leaves that much.
             left = sum(1 for o in outcomes if o.is_whole) * 16 / len(fleet)
             worst = max(worst, *((here - left) / tokens for here in spent))

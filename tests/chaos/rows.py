@@ -131,6 +131,19 @@ class Row:
     is_only_when_named: bool = False
 
 
+def tried(row: Row, stage: Stage) -> list[Finding]:
+    """A row that breaks, however, has failed; the others run all the same."""
+    stage.say(row.title)
+    try:
+        return row.run(stage)
+    except Exception as error:  # noqa: BLE001 - what it is, is the finding
+        first = error
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        words = f"{type(first).__name__}: {str(first)[:160]}".replace("\n", " ")
+    return [held(row.fault, row.title, "runs to its end", words, is_met=False)]
+
+
 def table(findings: Sequence[Finding]) -> str:
     heads = ("fault", "what", "goal", "measured", "verdict")
     lines = [(f.fault, f.what, f.goal, f.figure, f.verdict.value) for f in findings]

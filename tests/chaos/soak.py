@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ground
-from crowd import Crowd
-from deaths import a_mix
+from deaths import mixed_crowd
 from fleet import Gateway, Process, Processes, processes, until
 from rows import Finding, Row, Stage, at_most, growth, none_of
 
@@ -35,9 +34,7 @@ def soak(stage: Stage) -> list[Finding]:
     with processes() as started:
         fleet = ground.workers(started, 4)
         gateway = ground.gateway(started, [worker.url for worker in fleet])
-        with Crowd(
-            [gateway.url], lambda number, turn: a_mix(number + 1_000 * turn), clients=CLIENTS
-        ) as crowd:
+        with mixed_crowd(gateway, CLIENTS) as crowd:
             began_s = fault_s = time.monotonic()
             while (spent_s := time.monotonic() - began_s) < seconds:
                 if time.monotonic() > fault_s + FAULT_EVERY_S:

@@ -14,9 +14,22 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import StatisticsError
 
 import pytest
-from rows import Verdict, all_of, at_most, growth, none_of, percentile, table
+from rows import (
+    Finding,
+    Row,
+    Stage,
+    Verdict,
+    all_of,
+    at_most,
+    growth,
+    none_of,
+    percentile,
+    table,
+    tried,
+)
 from toxic import HOST, Link, Toxic
 
 TOOL = Path(__file__).with_name("chaos.py")
@@ -89,6 +102,20 @@ def test_what_was_never_tried_or_measured_is_no_success() -> None:
     assert at_most("F1", "gap", percentile([], 0.95), 1.0, "s").verdict is Verdict.FAIL
     assert at_most("F1", "gap", 1.0, 1.0, "s").verdict is Verdict.PASS
     assert "FAIL" in table([all_of("F1", "complete", 9, 10)])
+
+
+@pytest.mark.parametrize("error", [AssertionError("no"), StatisticsError("no"), KeyError("no")])
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_a_row_that_breaks_has_failed_and_the_next_one_is_run(
+    error: Exception, is_grouped: bool
+) -> None:
+    def breaks(stage: Stage) -> list[Finding]:
+        raise ExceptionGroup("of tasks", [error]) if is_grouped else error
+
+    stage = Stage(fault="F1", trials=1, seconds=1.0, limit_s=1.0, seed=1, began_s=0.0)
+    [finding] = tried(Row(fault="F1", title="a row", run=breaks), stage)
+    assert (finding.what, finding.verdict) == ("a row", Verdict.FAIL)
+    assert type(error).__name__ in finding.figure
 
 
 def test_growth_is_in_percent_an_hour() -> None:

@@ -13,7 +13,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 HOST = "127.0.0.2"
@@ -168,12 +167,7 @@ class Toxic:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for link in self._links:
             asyncio.run_coroutine_threadsafe(link.close(), self._loop).result(_START_S)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ground
-from crowd import Crowd
-from deaths import HISTORY_S, STREAMS, WORKERS, a_mix, judged
+from deaths import HISTORY_S, STREAMS, WORKERS, judged, mixed_crowd
 from fleet import Gateway, Process, processes, until
 from links import behind_links
 from rows import HEARTBEAT_S, Finding, Row, Stage, Verdict, at_most, percentile
@@ -59,9 +58,7 @@ def vanishes(stage: Stage) -> list[Finding]:
 
 def _vanish(stage: Stage, gateway: Gateway, switch: Switch, how: str) -> list[Finding]:
     dice, gaps_from = stage.dice(), list[float]()
-    with Crowd(
-        [gateway.url], lambda number, turn: a_mix(number + 1_000 * turn), clients=STREAMS
-    ) as crowd:
+    with mixed_crowd(gateway) as crowd:
         for trial in stage.rounds(20):
             if stage.is_late:
                 break
