@@ -86,7 +86,8 @@ class GrantsBelowTheFloor(LeaseGrants):
     ) -> Grant | None:
         """As if the table was still the one before the newest change."""
         self._floor_rev = 0
-        return super().grant(holder, ask, rev=max(0, rev - 1), epochs={}, now=now)
+        rev = max(0, rev - 1)
+        return super().grant(holder, ask, rev=rev, epochs={}, now=now, most_ms=most_ms)
 
 
 class AcksAtOnce(LeaseGrants):

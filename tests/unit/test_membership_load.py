@@ -59,6 +59,7 @@ async def test_other_gateways_work_counts_until_the_worker_no_longer_tells_of_it
     await until(lambda: bench.state().queue.foreign_ms > 0)
     answers.failure = functools.partial(WorkerTimeout, "slow")
     await until(lambda: bench.state().queue.foreign_ms == 0)
+    assert bench.log.count("worker.joined") == 1, "it did not begin anew"
 
 
 @bench_test
@@ -69,6 +70,7 @@ async def test_memory_above_the_watermark_keeps_new_prefixes_away_until_it_falls
     await until(lambda: bench.state().is_full)
     answers.pages["/metrics"] = metrics(memory=0.5)
     await until(lambda: not bench.state().is_full)
+    assert bench.log.count("worker.joined") == 1, "it did not begin anew"
 
 
 @bench_test
@@ -157,6 +159,7 @@ async def test_other_gateways_work_is_forgotten_when_the_worker_tells_only_of_it
     del answers.pages["/metrics"]
     answers.pages["/load"] = b'{"server_load": 2}'
     await until(lambda: bench.state().queue.foreign_ms == 0)
+    assert bench.log.count("worker.joined") == 1, "it did not begin anew"
 
 
 class Stopped(Answers):

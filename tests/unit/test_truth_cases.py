@@ -7,6 +7,8 @@ import sys
 import threading
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from fair_world import asks
@@ -76,46 +78,17 @@ def test_c36_eight_threads_leave_each_entry_reachable_from_its_owner_and_back() 
     prompts = [ids(8 * BLOCK, first=number % 10 * 1_000) for number in range(40)]
     for number, prompt in enumerate(prompts):
         prompt[-BLOCK] = number  # ten beginnings, each with four ends
-    errors: list[BaseException] = []
     turn = threading.Lock()
 
     def work(seed: int) -> None:
         dice = random.Random(seed)
-        try:
-            for step in range(1_500):
-                worker, prompt = dice.choice(workers), dice.choice(prompts)
-                with turn:
-                    match dice.randrange(8):
-                        case 0 | 1 | 2:
-                            directory.stored(worker, stored(prompt))
-                        case 3 | 4:
-                            gone = array(
-                                "Q", [dice.choice(engine_hashes(chain(NAMESPACE, prompt)))]
-                            )
-                            directory.removed(worker, BlocksRemoved(hashes=gone, tier=Tier.DEVICE))
-                        case 5:
-                            keys = chain(NAMESPACE, prompt)
-                            directory.predict(worker, keys, now=Instant(step), ttl_ms=50.0)
-                        case 6 if step % 20 == 0:
-                            directory.clear(worker)
-                        case _:
-                            match_ = directory.match(chain(NAMESPACE, prompt))
-                            assert max(match_.device) <= match_.block_count
-        except BaseException as error:  # noqa: BLE001 - told to the test
-            errors.append(error)
+        for step in range(1_500):
+            worker, prompt = dice.choice(workers), dice.choice(prompts)
+            with turn:
+                _take_a_step(directory, worker, prompt, step, dice)
 
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval_s)
+    _as_threads(8, work)
 
-    assert errors == []
     directory.expire(Instant(1e6))
     known = {bytes(key): depth for p in prompts for depth, key in _numbered(chain(NAMESPACE, p))}
     owned: defaultdict[bytes, set[WorkerId]] = defaultdict(set)
@@ -138,6 +111,37 @@ def test_c36_eight_threads_leave_each_entry_reachable_from_its_owner_and_back() 
     for worker in workers:
         directory.clear(worker)
     assert directory.block_count() == 0
+
+
+def _take_a_step(
+    directory: Directory, worker: WorkerId, prompt: array[int], step: int, dice: random.Random
+) -> None:
+    keys = chain(NAMESPACE, prompt)
+    match dice.randrange(8):
+        case 0 | 1 | 2:
+            directory.stored(worker, stored(prompt))
+        case 3 | 4:
+            gone = array("Q", [dice.choice(engine_hashes(keys))])
+            directory.removed(worker, BlocksRemoved(hashes=gone, tier=Tier.DEVICE))
+        case 5:
+            directory.predict(worker, keys, now=Instant(step), ttl_ms=50.0)
+        case 6 if step % 20 == 0:
+            directory.clear(worker)
+        case _:
+            match_ = directory.match(keys)
+            assert max(match_.device) <= match_.block_count
+
+
+def _as_threads(count: int, work: Callable[[int], None]) -> None:
+    """Each is given its number, and they are switched as often as can be; raises what one met."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            for end in [pool.submit(work, number) for number in range(count)]:
+                end.result()
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def _numbered(keys: KeyChain) -> list[tuple[int, bytes]]:

@@ -54,10 +54,8 @@ class Fleet:
         place = self.folder / name
         first = next(iter(self.gateways), None)
         if first is not None and first != name and not place.exists():
-            secrets = place / "state" / "secrets"
-            secrets.mkdir(parents=True, mode=0o700)
-            for key in ("root", "pepper", "session"):
-                shutil.copy(self.folder / first / "state" / "secrets" / f"{key}.key", secrets)
+            (place / "state" / "secrets").mkdir(parents=True, mode=0o700)
+            copy_secrets(self.folder / first, place)
         place.mkdir(exist_ok=True)
         control = ("--control", self.server.url, "--control-replicas", "1")
         made = tenants(self.started, self.urls, place, "--profile", "tiny", *control, *flags)
@@ -68,6 +66,12 @@ class Fleet:
 
     def at(self, name: str, caller: Caller) -> Caller:
         return Caller(gateway=self.gateways[name].gateway, key=caller.key)
+
+
+def copy_secrets(source: Path, to: Path) -> None:
+    for key in ("root", "pepper", "session"):
+        name = Path("state", "secrets", f"{key}.key")
+        shutil.copy(source / name, to / name)
 
 
 def reuses(gateway: Tenants) -> bool:
@@ -268,11 +272,7 @@ def test_a_gateway_with_other_secrets_or_another_registry_does_not_start(
     lone = tenants(started, fleet.urls, tmp_path / "two")
     lone.caller("other", "eve")
     lone.gateway.process.stop()
-    for key in ("root", "pepper", "session"):
-        shutil.copy(
-            tmp_path / "one" / "state" / "secrets" / f"{key}.key",
-            tmp_path / "two" / "state" / "secrets" / f"{key}.key",
-        )
+    copy_secrets(tmp_path / "one", tmp_path / "two")
     forked = started.begin(
         "serve", "--state-dir", str(tmp_path / "two" / "state"), "--admin-port", "0", *flags
     )

@@ -105,6 +105,7 @@ def test_a_replay_that_never_answers_ends_by_its_deadline() -> None:
                 await publisher.publish(payload(block(publisher.next_seq)))
                 await asyncio.sleep(0.01)
             await bench.until(lambda: bench.feed.state is FeedState.LIVE)
+            assert bench.directory.is_trusted(WORKER)
         await publisher.close()
 
     run(main, replay_timeout_ms=100.0)
@@ -124,6 +125,7 @@ def test_a_publisher_that_begins_anew_is_noticed_though_its_numbers_fit() -> Non
                 await successor.publish(payload(block(100 + number), ts=1.0), skip=True)
             await bench.until(lambda: bench.has(WorkerRestarted))
             await bench.until(lambda: bench.held() == count)
+            assert bench.feed.stats.restarts == 1
             await successor.close()
 
     run(main)
@@ -273,6 +275,7 @@ def test_a_socket_that_cannot_be_had_is_reported_and_harms_nobody() -> None:
                 await bench.until(lambda: bench.has(FeedFailed))
                 await publisher.publish(payload(block(7)))
                 await other.until(lambda: other.held() == 1)
+        assert not other.has(FeedFailed)
         await publisher.close()
         other.publishers.destroy(linger=0)
 
@@ -292,6 +295,7 @@ def test_a_publisher_that_connects_is_awaited_on_a_bound_socket() -> None:
                 await live.send_multipart([b"", seq.to_bytes(8, "big"), payload(block(seq))])
                 seq += 1
                 await asyncio.sleep(0.01)
+            assert not bench.has(FeedFailed)
             live.close(linger=0)
 
     run(main, replay_timeout_ms=50.0)
