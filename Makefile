@@ -107,4 +107,4 @@ docs: $(STAMP) ## Write the generated reference pages anew
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) $(VENV)-vllm build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,11 @@
-"""A worker that comes with an empty cache under load. F12."""
+"""A worker that comes with an empty cache under load. F12.
+
+The figures as a table: `python tests/sim/test_joins.py`.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -65,3 +69,19 @@ def test_without_a_slow_start_it_would_be_far_more() -> None:
     """That the bound is no matter of course."""
     joined_ms, median_ms = queues(run(0.0))
     assert joined_ms > 3.0 * median_ms
+
+
+def row(name: str, outcome: Outcome, *, joined: bool) -> str:
+    shown = (f"{ms / 1_000:.1f} s" for ms in queues(outcome)) if joined else ("", "")
+    return " ".join(f"{cell:>16}" for cell in (name, *shown, f"{p99_ms(outcome) / 1_000:.1f} s"))
+
+
+if __name__ == "__main__":
+    head = ("", "its queue", "median of others", "p99 TTFT")
+    rows = [
+        " ".join(f"{cell:>16}" for cell in head),
+        row("no worker comes", run(60_000.0, joins=False), joined=False),
+        row("no slow start", run(0.0), joined=True),
+        row("slow start", run(60_000.0), joined=True),
+    ]
+    sys.stdout.write("\n".join(rows) + "\n")

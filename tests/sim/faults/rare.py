@@ -51,7 +51,7 @@ CATALOGUE = (
     *("decision cold-cheapest", "decision load-only", "mode approximate"),
     *("log worker.restarted", "log worker.unreachable"),
 )
-"""What is worth reaching. Tests require a share of it of a few seeds, and `make faults-night` more.
+"""What is worth reaching. Tests require a share of it of a few seeds, and `make sim-night` more.
 """
 
 
