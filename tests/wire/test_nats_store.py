@@ -292,6 +292,16 @@ def test_what_is_no_place_is_refused(servers: str) -> None:
         )
 
 
+def test_a_file_that_holds_no_certificate_is_named(tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_text("no certificate")
+    place = nats_bucket.NatsPlace(
+        servers=("tls://127.0.0.1:4222",), bucket="x", replicas=1, ca_file=str(ca_file)
+    )
+    with pytest.raises(ConfigError, match=r"ca\.pem"):
+        asyncio.run(NatsBucket(checked_place(place)).connect())
+
+
 def test_of_three_servers_one_may_be_killed_at_any_time(tmp_path: Path) -> None:
     """Each in turn, so that the leader is among them; none of the acknowledged is lost."""
 

@@ -117,7 +117,9 @@ class NatsBucket:
     """Make one, then `connect`. Belongs to one event loop."""
 
     def __init__(self, place: NatsPlace) -> None:
+        """Raises ConfigError for a file of certificates that holds none."""
         self._place = place
+        self._tls = _trusting(place.ca_file) if place.ca_file else None
         self._stream = f"KV_{place.bucket}"
         self._prefix = f"$KV.{place.bucket}."
         self._wire = f"{place.bucket}.load"
@@ -212,6 +214,24 @@ class NatsBucket:
 
     async def _connected(self) -> Client:
         client, is_apart = Client(), asyncio.Event()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._reach(client, is_apart)
+                await self._subscribe(client)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await client.close()
+            named = ", ".join(_without_password(server) for server in self._place.servers)
+            self.why_apart = f"NATS at {named} is not reached: {error or type(error).__name__}"
+            raise StoreDown(self.why_apart) from error
+        except BaseException:
+            await client.close()
+            raise
+        self.why_apart, self._is_apart = "", is_apart
+        return client
+
+    async def _reach(self, client: Client, is_apart: asyncio.Event) -> None:
+        """Connect, and have it said when that is lost and when it is back."""
 
         async def apart() -> None:
             self.why_apart = "the connection to NATS was lost"
@@ -225,6 +245,27 @@ class NatsBucket:
         async def failed(error: Exception) -> None:
             self.why_apart = self.why_apart and f"NATS: {error or type(error).__name__}"
 
+        await client.connect(
+            list(self._place.servers),
+            name="trunkline",
+            error_cb=failed,
+            disconnected_cb=apart,
+            reconnected_cb=back,
+            connect_timeout=int(CONNECT_S),
+            reconnect_time_wait=RECONNECT_S,  # pyright: ignore[reportArgumentType]  # slept
+            max_reconnect_attempts=-1,
+            ping_interval=PING_S,
+            tls=self._tls,
+            user_credentials=self._place.credentials_file or None,
+            pending_size=0,  # nothing waits for a connection: see the module
+        )
+        version = client.connected_server_version
+        if (version.major, version.minor) < OLDEST_SERVER:
+            raise ConfigError(
+                f"nats-server {version.major}.{version.minor} is too old: 2.12 or newer"
+            )
+
+    async def _subscribe(self, client: Client) -> None:
         async def told(message: Msg) -> None:
             for on_body in self._on_body:
                 on_body(message.data)
@@ -232,46 +273,12 @@ class NatsBucket:
         async def heard(message: Msg) -> None:
             self._tell(message.subject[len(self._prefix) :])
 
-        place = self._place
-        secure = ssl.create_default_context(cafile=place.ca_file) if place.ca_file else None
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await client.connect(
-                    list(place.servers),
-                    name="trunkline",
-                    error_cb=failed,
-                    disconnected_cb=apart,
-                    reconnected_cb=back,
-                    connect_timeout=int(CONNECT_S),
-                    reconnect_time_wait=RECONNECT_S,  # pyright: ignore[reportArgumentType]  # slept
-                    max_reconnect_attempts=-1,
-                    ping_interval=PING_S,
-                    tls=secure,
-                    user_credentials=place.credentials_file or None,
-                    pending_size=0,  # nothing waits for a connection: see the module
-                )
-                version = client.connected_server_version
-                if (version.major, version.minor) < OLDEST_SERVER:
-                    raise ConfigError(
-                        f"nats-server {version.major}.{version.minor} is too old: 2.12 or newer"
-                    )
-                await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
-                    self._prefix + ">", cb=heard
-                )
-                await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
-                    self._wire, cb=told
-                )
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await client.close()
-            named = ", ".join(_without_password(server) for server in place.servers)
-            self.why_apart = f"NATS at {named} is not reached: {error or type(error).__name__}"
-            raise StoreDown(self.why_apart) from error
-        except BaseException:
-            await client.close()
-            raise
-        self.why_apart, self._is_apart = "", is_apart
-        return client
+        await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
+            self._prefix + ">", cb=heard
+        )
+        await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
+            self._wire, cb=told
+        )
 
     def _tell(self, key: str) -> None:
         for on_news in self._on_news:
@@ -364,6 +371,13 @@ class NatsBucket:
         finally:
             asked.cancel()
             apart.cancel()
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{ca_file} cannot be read as certificates: {error}") from error
 
 
 def _without_password(server: str) -> str:
