@@ -2,17 +2,17 @@
 
 What the registry holds is in force from the first moment of the new life; what is missing is the
 proof. Nobody of the old life is known any more, so it is complete when every lease that could have
-been granted has run out. Read `control/revocation.py` for what is resumed.
+been granted has run out. Where gateways share a registry, the log does not say who made a change:
+those of others that came while this one was away are carried out here, too. Read
+`control/revocation.py` for what is resumed.
 """
 
 from __future__ import annotations
 
 from trunkline.control.audit_reader import AuditQuery, AuditReader
-from trunkline.control.book import subject_of
 from trunkline.control.changes import EpochRaised
 from trunkline.control.registry import Registry
-from trunkline.control.revocation import Revoker
-from trunkline.core.freshness import Order, Verb
+from trunkline.control.revocation import Revoker, order_of
 from trunkline.errors import GatewayError
 from trunkline.observe import EventLog
 
@@ -42,11 +42,8 @@ async def finish_revocations(
         change = entry.change
         if rev in known or not isinstance(change, EpochRaised):
             continue
-        order = Order(
-            rev=rev, subject=subject_of(change.subject), epoch=change.epoch, verb=Verb(change.verb)
-        )
         try:
-            receipt = await revoker.resume(order, entry.intent)
+            receipt = await revoker.resume(order_of(rev, change), entry.intent)
         except GatewayError as error:
             log.warning("revocation.not_resumed", rev=rev, why=str(error))
             continue

@@ -27,18 +27,17 @@ from typing import Annotated
 
 import msgspec
 
-from trunkline.control.book import subject_of
 from trunkline.control.changes import EpochRaised
 from trunkline.control.load_sync import LoadSync
 from trunkline.control.mirrored_store import MirroredStore
 from trunkline.control.registry import Committed, Registry
 from trunkline.control.restored import BackupWatch
-from trunkline.control.revocation import Revoker
+from trunkline.control.revocation import Revoker, order_of
 from trunkline.control.supervised import Supervised
 from trunkline.core.fleet import Fleet
-from trunkline.core.freshness import LEASE_BEAT_MS, LEASE_TTL_MS, Fencing, Order, Verb, grant_ms
+from trunkline.core.freshness import LEASE_BEAT_MS, LEASE_TTL_MS, Fencing, Order, grant_ms
 from trunkline.core.records import BootInstant
-from trunkline.errors import GatewayError, RegistryBroken
+from trunkline.errors import ConfigError, GatewayError, RegistryBroken
 from trunkline.observe import EventLog
 from trunkline.ports.board import Board, Notice
 from trunkline.ports.clock import Clock
@@ -168,7 +167,7 @@ class Gateways(Supervised):
         try:
             await self._beat(watch)
         except (StoreDown, StoreBroken, GatewayError) as error:
-            is_bad = isinstance(error, StoreBroken | RegistryBroken)
+            is_bad = isinstance(error, StoreBroken | RegistryBroken | ConfigError)
             if not self.trouble or (is_bad and self.trouble != str(error)):
                 say = self._parts.log.error if is_bad else self._parts.log.warning
                 say(
@@ -221,12 +220,7 @@ class Gateways(Supervised):
     def _hear(self, committed: Committed) -> None:
         change = committed.change
         if committed.is_foreign and isinstance(change, EpochRaised):
-            order = Order(
-                rev=committed.rev,
-                subject=subject_of(change.subject),
-                epoch=change.epoch,
-                verb=Verb(change.verb),
-            )
+            order = order_of(committed.rev, change)
             self.begin(self._carry_out(order, committed), f"revision {order.rev} of another")
 
     async def _carry_out(self, order: Order, committed: Committed) -> None:

@@ -3,9 +3,9 @@
 One process writes, or several that share a log, behind one another. A change is checked against the
 book, made durable in the store, and only then becomes part of the book that everybody reads;
 subscribers hear of it in order. A write whose end is unknown is looked up before anything else is
-written. A log that is behind what it once acknowledged was
-restored from a backup: loading fills it up and raises the fleet's epoch, so that no block of the
-lost time can be named. Must never: show a change that is not durable. Read `ledger.py` next.
+written. A log that is behind what it once acknowledged was restored from a backup: loading fills it
+up and raises the fleet's epoch, so that no block of the lost time can be named. Must never: show a
+change that is not durable. Read `ledger.py` next.
 """
 
 from __future__ import annotations

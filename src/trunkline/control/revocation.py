@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
-from trunkline.control.book import Check
+from trunkline.control.book import Check, subject_of
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
 from trunkline.control.outbox import Outbox
 from trunkline.control.receipts import (
@@ -449,6 +449,16 @@ class Revoker(Supervised):
             yield
             await asyncio.sleep(pause_ms / 1_000.0)
             pause_ms = min(2.0 * pause_ms, _LONGEST_PAUSE_MS)
+
+
+def order_of(rev: int, change: EpochRaised) -> Order:
+    """What holders are told of a change that is in the log."""
+    return Order(
+        rev=rev,
+        subject=subject_of(change.subject),
+        epoch=change.epoch,
+        verb=Verb(change.verb),
+    )
 
 
 def _receipt(running: _Running, holders: Sequence[Holder], ms: float) -> Receipt:
