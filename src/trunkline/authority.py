@@ -26,7 +26,7 @@ from trunkline.gateway.authenticate import Authenticator, Credentials
 from trunkline.gateway.publics import PublicPrefixes
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.one_tenant import open_one_tenant
-from trunkline.registry_store import Ground, gateways_at, open_registry, open_store
+from trunkline.registry_store import Ground, Shared, gateways_at, open_registry, open_store
 from trunkline.tenant_policies import Policies, publics_in_use
 from trunkline.unfinished import finish_revocations
 
@@ -135,7 +135,7 @@ async def open_authority(
     """`root_key` is the configured one; empty takes one of the state folder, or, for one tenant,
     one for this life. Raises ConfigError, RegistryBroken.
     """
-    if config.auth.auth == "off" or config.listen.api_key:
+    if config.is_one_tenant:
         opened = open_one_tenant(config, clock, log, secrets.token_bytes)
         async with opened as (door, tenancy, holdings):
             yield Authority(
@@ -173,20 +173,24 @@ class _Door:
     hash_secret: SecretHash
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Records:
+    """What is kept of who may what, and of who did what."""
+
+    registry: Registry
+    ledger: Ledger
+    audit: AuditLog
+    reader: AuditReader
+    shared: Shared | None
+
+
 async def _with_tenants(ground: Ground) -> Authority:
-    from trunkline.administration import Administration, AdministrationParts
-    from trunkline.control.ledger import Ledger
     from trunkline.control.restored import BackupWatch
 
-    # The store first: whoever has not got its lock touches nothing. Then the audit log, as that
-    # remembers how far the registry had come: a restored backup is behind it.
-    store, shared = await open_store(ground)
-    audit, reader = await _open_audit(ground)
-    registry = await open_registry(ground, store, audit.audited_rev)
-    ledger = Ledger(registry, audit)
-    gateways = None
-    if shared is not None:
-        gateways = gateways_at(ground, shared, registry, lambda: holdings.renew())
+    records = await _open_records(ground)
+    registry, ledger, gateways = records.registry, records.ledger, None
+    if records.shared is not None:
+        gateways = gateways_at(ground, records.shared, registry, lambda: holdings.renew())
     door = await _open_door(ground, registry.book, gateways)
     here = LocalHolder(door.tenancy)
     grants = LeaseGrants(ground.clock.boot(), has_earlier_life=registry.rev > 0)
@@ -201,20 +205,8 @@ async def _with_tenants(ground: Ground) -> Authority:
         await ground.stack.enter_async_context(gateways)
         ground.begin(gateways.run(revoker, watch), "gateways")
     revoker.begin(
-        finish_revocations(registry, reader, revoker, ground.log), "interrupted revocations"
-    )
-    administration = Administration(
-        AdministrationParts(
-            registry=registry,
-            ledger=ledger,
-            revoker=revoker,
-            audit=audit,
-            reader=reader,
-            credentials=door.credentials,
-            clock=ground.clock,
-            hash_secret=door.hash_secret,
-            draw=secrets.token_bytes,
-        )
+        finish_revocations(registry, records.reader, revoker, ground.log),
+        "interrupted revocations",
     )
     return Authority(
         tenancy=door.tenancy,
@@ -223,7 +215,7 @@ async def _with_tenants(ground: Ground) -> Authority:
         holdings=holdings,
         tenants=Tenants(
             registry=registry,
-            audit=audit,
+            audit=records.audit,
             revoker=revoker,
             holdings=holdings,
             credentials=door.credentials,
@@ -232,9 +224,46 @@ async def _with_tenants(ground: Ground) -> Authority:
             allowance=door.allowance,
             clock=ground.clock,
             log=ground.log,
-            administration=administration,
+            administration=_administration(ground, records, door, revoker),
             gateways=gateways,
         ),
+    )
+
+
+async def _open_records(ground: Ground) -> _Records:
+    from trunkline.control.ledger import Ledger
+
+    # The store first: whoever has not got its lock touches nothing. Then the audit log, as that
+    # remembers how far the registry had come: a restored backup is behind it.
+    store, shared = await open_store(ground)
+    audit, reader = await _open_audit(ground)
+    registry = await open_registry(ground, store, audit.audited_rev)
+    return _Records(
+        registry=registry,
+        ledger=Ledger(registry, audit, is_shared=shared is not None),
+        audit=audit,
+        reader=reader,
+        shared=shared,
+    )
+
+
+def _administration(
+    ground: Ground, records: _Records, door: _Door, revoker: Revoker
+) -> Administration:
+    from trunkline.administration import Administration, AdministrationParts
+
+    return Administration(
+        AdministrationParts(
+            registry=records.registry,
+            ledger=records.ledger,
+            revoker=revoker,
+            audit=records.audit,
+            reader=records.reader,
+            credentials=door.credentials,
+            clock=ground.clock,
+            hash_secret=door.hash_secret,
+            draw=secrets.token_bytes,
+        )
     )
 
 

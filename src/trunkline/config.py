@@ -492,3 +492,8 @@ class Config:
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     models: tuple[ModelTable, ...] = field(default=(), metadata={"tables": ModelTable})
     """Empty for one model, which `[model]` is about."""
+
+    @property
+    def is_one_tenant(self) -> bool:
+        """Whether all who are served are one tenant, so that nobody is kept apart."""
+        return self.auth.auth == "off" or bool(self.listen.api_key)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 def spec_reader(config: Config) -> Callable[[str, str, Mapping[str, str]], WorkerSpec]:
     """`worker_spec`, and a refusal of what the settings leave no room for."""
-    is_one_tenant = config.auth.auth == "off" or bool(config.listen.api_key)
 
     def read(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
         spec = worker_spec(url, api_key, labels)
@@ -36,7 +35,7 @@ def spec_reader(config: Config) -> Callable[[str, str, Mapping[str, str]], Worke
             problem = address_problem(endpoint.host, False, config.discovery.worker_networks)
             if problem:
                 raise ConfigError(f"worker {url}: {problem}")
-        if spec.p2p is not None and not is_one_tenant:
+        if spec.p2p is not None and not config.is_one_tenant:
             raise ConfigError(
                 f"worker {url}: p2p is for one tenant (--auth off): the engine's own tier asks"
                 " nobody whose blocks they are"

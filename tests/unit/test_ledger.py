@@ -15,6 +15,7 @@ from registry_bench import (
     a_key,
     a_prefix,
     an_id,
+    commit_all,
     intent,
     raised,
     run,
@@ -49,6 +50,7 @@ class LedgerBench:
     def __init__(self, root: Path) -> None:
         self.audit_bench = AuditBench(root)
         self.store = MemoryStore()
+        self.is_shared = False
 
     async def begin(self) -> None:
         self.audit: AuditLog = self.audit_bench.begin()
@@ -56,7 +58,7 @@ class LedgerBench:
         self.registry = await Registry.load(
             self.store, HandClock(), acknowledged_rev=self.audit.audited_rev
         )
-        self.ledger = Ledger(self.registry, self.audit)
+        self.ledger = Ledger(self.registry, self.audit, is_shared=self.is_shared)
 
     async def settle(self, *changes: Change) -> None:
         for change in changes:
@@ -176,6 +178,23 @@ def test_what_no_sink_took_is_filled_in_after_a_restart_too(tmp_path: Path) -> N
     assert [rev for rev, _ in bench.of_registry()] == [1, 2, 3]
     last = bench.audit_bench.records("a")[-1]
     assert (last["kind"], last["rev"], last["result"]) == ("OUTCOME", 3, "effective")
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_an_outcome_that_is_unknown_is_laid_to_this_process_only_where_no_other_writes(
+    tmp_path: Path, is_shared: bool
+) -> None:
+    async def scenario(bench: LedgerBench) -> None:
+        await commit_all(bench.registry, ORG, TENANT, raised(1))
+        await bench.audit_bench.die()
+        bench.is_shared = is_shared
+        await bench.begin()
+        await bench.ledger.tick()
+
+    bench = played(tmp_path, scenario)
+    last = bench.audit_bench.records("a")[-1]
+    assert (last["kind"], last["rev"]) == ("OUTCOME", 3)
+    assert str(last["reason"]).startswith("another gateway") is is_shared
 
 
 def test_each_revision_has_one_record_over_many_lives(tmp_path: Path) -> None:

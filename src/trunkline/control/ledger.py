@@ -28,6 +28,8 @@ from trunkline.observe import EventLog
 BEAT_S = 1.0
 
 _BATCH = 100
+_ENDED_BEFORE = "the process ended before the outcome was recorded"
+_CHANGED_ELSEWHERE = f"another gateway has the outcome, or {_ENDED_BEFORE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,13 @@ class Recorded:
 class Ledger:
     """Belongs to one event loop. Its owner gives it a task for `keep`."""
 
-    def __init__(self, registry: Registry, audit: AuditLog) -> None:
+    def __init__(self, registry: Registry, audit: AuditLog, *, is_shared: bool = False) -> None:
+        """`is_shared`: other gateways write to the registry, too."""
         self._registry = registry
         self._audit = audit
         self._first_rev = registry.rev
-        """Up to here an earlier life of the process made the changes."""
+        """Up to here an earlier life of the process made the changes, or another gateway."""
+        self._is_shared = is_shared
         self._lock = asyncio.Lock()
 
     async def commit(
@@ -230,7 +234,7 @@ class Ledger:
             rev=rev,
             epoch_to=change.epoch,
             result="effective",
-            reason="the process ended before the outcome was recorded",
+            reason=_CHANGED_ELSEWHERE if self._is_shared else _ENDED_BEFORE,
         )
 
 
