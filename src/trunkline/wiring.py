@@ -7,14 +7,10 @@ and nobody else does. Read `docs/architecture.md` for the picture.
 from __future__ import annotations
 
 import asyncio
-import errno
-import json
 import random
 import secrets
-import signal
-import sys
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +22,7 @@ from trunkline.config_discovery import DiscoveryConfig
 from trunkline.discovery_side import followed, worker_sources
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_key, read_root_key
+from trunkline.lifetime import taken_port_named, until_stopped
 from trunkline.model_tables import configs_of, names_of
 from trunkline.texts import Texts, load_texts
 from trunkline.worker_specs import named_specs, spec_reader
@@ -38,8 +35,8 @@ if TYPE_CHECKING:
     from trunkline.authority import Authority
     from trunkline.control.discovery import Facts
     from trunkline.control.fleets import Members
-    from trunkline.control.membership import Membership
     from trunkline.control.parts import MemberParts
+    from trunkline.control.roster import SpecOf
     from trunkline.core.actions import Action
     from trunkline.core.feed import FeedLimits, WorkerFeed
     from trunkline.core.principals import Principal
@@ -50,8 +47,6 @@ if TYPE_CHECKING:
     from trunkline.model_half import Half
     from trunkline.operations import Operations
     from trunkline.ports.worker import EventSource
-
-DRAIN_MS = 10_000.0
 
 
 # -- trunkline serve -------------------------------------------------------------------------------
@@ -76,52 +71,37 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     from trunkline.adapters.zmq_events import event_context
     from trunkline.authority import open_authority
     from trunkline.control.clocks import watch_clocks
-    from trunkline.control.membership import MAX_WORKERS, Membership
+    from trunkline.control.membership import MAX_WORKERS
     from trunkline.gateway.front import serve_front
     from trunkline.gateway.listener import bind_admin, serve_admin
     from trunkline.gateway.waiting_room import WaitingRoom
-    from trunkline.operations import Operations
 
     spec_of = spec_reader(config)
     specs = named_specs(config, spec_of)
     sources = worker_sources(config.discovery)
     _say_what_is_open(config)
     clock, context = SystemClock(), event_context(MAX_WORKERS)
-    lease_ms = config.directory.heartbeat_ttl_ms
     root_key = read_root_key(config.model.root_key_file)
     room = WaitingRoom(config.listen)
     async with AsyncExitStack() as stack:
         stack.callback(room.close)
-        with _taken_port_named("--port", config.listen.host, config.listen.port):
+        with taken_port_named("--port", config.listen.host, config.listen.port):
             await room.open()
         authority = await stack.enter_async_context(
             open_authority(config, clock, root_key, observe.log)
         )
         halves = await _halves(config, clock, context, authority)
         cores = [half.core for half in halves]
-        memberships = [
-            await stack.enter_async_context(Membership(half.parts, heartbeat_ttl_ms=lease_ms))
-            for half in halves
-        ]
-        members = await _members(config, memberships, halves, stack)
+        members = await _members(config, halves, stack)
         front_parts = _front_parts(config, halves, members, clock, authority.tenancy)
         front = await serve_front(config.listen, front_parts, room.sockets())
         room.close()
         authority.attach(front, cores)
         if authority.holdings is not None:
             authority.holdings.listen(_told_of_pulls(cores))
-        with _taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
+        with taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
             listener = bind_admin(config.listen)
-        operations = Operations(
-            membership=members,
-            pickers=[core.picker for core in cores],
-            directories=[core.directory for core in cores],
-            counters=front.counters,
-            spec_of=spec_of,
-            hide=hide,
-            holdings=authority.holdings,
-            refused_credentials=authority.authenticator.refusals,
-        )
+        operations = _operations(authority, members, cores, front, spec_of, hide)
         for spec in specs:
             operations.add(spec)
         bound = _as_bound(config, front.port, listener.getsockname()[1])
@@ -129,7 +109,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         beside = [work for half in halves for work in half.beside(config, clock)]
         beside += followed(sources, config.discovery, members, spec_of, hide)
         beside.append(watch_clocks(clock, observe.log))
-        await _until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
+        await until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
     for core in cores:
         core.prompts.close()
     context.term()
@@ -137,23 +117,26 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
     return 0
 
 
-async def _until_stopped(
-    bound: Config,
+def _operations(
+    authority: Authority,
+    members: Members,
+    cores: Sequence[Core],
     front: Front,
-    beside: Sequence[Coroutine[Any, Any, None]],
-    serve_operators: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
-) -> None:
-    """Say that all is up; then everything that runs beside requests, until a signal."""
-    stop, again = asyncio.Event(), asyncio.Event()
-    _stop_on_signals(stop, again)
-    _announce(bound)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(serve_operators(stop))
-        housekeeping = [group.create_task(work) for work in beside]
-        await stop.wait()
-        await _drain(front, again)
-        for task in housekeeping:
-            task.cancel()
+    spec_of: SpecOf,
+    hide: Callable[[str], None],
+) -> Operations:
+    from trunkline.operations import Operations
+
+    return Operations(
+        membership=members,
+        pickers=[core.picker for core in cores],
+        directories=[core.directory for core in cores],
+        counters=front.counters,
+        spec_of=spec_of,
+        hide=hide,
+        holdings=authority.holdings,
+        refused_credentials=authority.authenticator.refusals,
+    )
 
 
 def _admin(
@@ -185,47 +168,19 @@ def _say_what_is_open(config: Config) -> None:
 
     if not config.worker_urls and config.discovery == DiscoveryConfig():
         observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
-    is_one_tenant = config.auth.auth == "off" or bool(config.listen.api_key)
     if config.auth.auth == "off":
         observe.log.warning(
             "auth.off",
             meaning="everybody who reaches the port is one tenant, and shares one cache",
             remedy="--auth keys, and `trunkline keys create`",
         )
-    if is_one_tenant and not config.model.root_key_file:
+    if config.is_one_tenant and not config.model.root_key_file:
         observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
-
-
-def _stop_on_signals(stop: asyncio.Event, again: asyncio.Event) -> None:
-    """The first SIGINT or SIGTERM sets `stop`, a further one `again`."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: (again if stop.is_set() else stop).set()
-        )
 
 
 def _as_bound(config: Config, port: int, admin_port: int) -> Config:
     """The settings as they came out: where the kernel was to pick a port, the one it picked."""
     return replace(config, listen=replace(config.listen, port=port, admin_port=admin_port))
-
-
-@contextmanager
-def _taken_port_named(flag: str, host: str, port: int) -> Generator[None]:
-    """Turns what the kernel says of an address into what the operator can do about it."""
-    try:
-        yield
-    except (OSError, ConfigError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is in use by another process; end that, or give another"
-                f" port with {flag} (0 takes any free one)"
-            ) from error
-        if isinstance(cause, OSError) and cause.errno == errno.EACCES:
-            raise ConfigError(
-                f"port {port} on {host} needs more rights; give one above 1023 with {flag}"
-            ) from error
-        raise
 
 
 def build_core(
@@ -320,13 +275,17 @@ async def _halves(
     return halves
 
 
-async def _members(
-    config: Config, memberships: Sequence[Membership], halves: Sequence[Half], stack: AsyncExitStack
-) -> Members:
+async def _members(config: Config, halves: Sequence[Half], stack: AsyncExitStack) -> Members:
     """The workers of all models."""
     from trunkline.control.fleets import Fleets
+    from trunkline.control.membership import Membership
     from trunkline.control.probe import fetch
 
+    lease_ms = config.directory.heartbeat_ttl_ms
+    memberships = [
+        await stack.enter_async_context(Membership(half.parts, heartbeat_ttl_ms=lease_ms))
+        for half in halves
+    ]
     if not config.models:
         return memberships[0]
     fleets = await stack.enter_async_context(
@@ -349,11 +308,44 @@ def _member_parts(
     from trunkline.adapters.zmq_events import run_feed
     from trunkline.control.parts import MemberParts
     from trunkline.control.probe import fetch
+
+    async def follow(
+        source: EventSource, feed: WorkerFeed, on_action: Callable[[Action], None]
+    ) -> None:
+        await run_feed(source, feed, clock, on_action, context=context)
+
+    def why_not(facts: Facts) -> str:
+        return core.parity.why_not(facts.tokenizer_digest)
+
+    return MemberParts(
+        fleet=core.fleet,
+        directory=core.directory,
+        targets=core.picker,
+        clock=clock,
+        fetch=fetch,
+        make_feed=_feed_maker(config.directory, core, authority),
+        run_feed=follow,
+        find_sources=_sources_in,
+        model=core.model,
+        health=config.health,
+        breaker=config.breaker,
+        routing=config.routing,
+        default_block_tokens=config.model.block_size,
+        log=observe.log,
+        inexact=why_not,
+        holdings=authority.holdings,
+        keeps_apart=authority.tenants is not None,
+    )
+
+
+def _feed_maker(
+    bounds: DirectoryConfig, core: Core, authority: Authority
+) -> Callable[[WorkerId, EventSource], WorkerFeed]:
     from trunkline.core.feed import WorkerFeed
     from trunkline.core.folding import Folding
     from trunkline.gateway.contracts import OPEN_GRANT
 
-    limits = _feed_limits(config.directory)
+    limits = _feed_limits(bounds)
 
     def make_feed(worker: WorkerId, source: EventSource) -> WorkerFeed:
         state = core.fleet.get(worker)
@@ -373,33 +365,7 @@ def _member_parts(
             folding=folding,
         )
 
-    async def follow(
-        source: EventSource, feed: WorkerFeed, on_action: Callable[[Action], None]
-    ) -> None:
-        await run_feed(source, feed, clock, on_action, context=context)
-
-    def why_not(facts: Facts) -> str:
-        return core.parity.why_not(facts.tokenizer_digest)
-
-    return MemberParts(
-        fleet=core.fleet,
-        directory=core.directory,
-        targets=core.picker,
-        clock=clock,
-        fetch=fetch,
-        make_feed=make_feed,
-        run_feed=follow,
-        find_sources=_sources_in,
-        model=core.model,
-        health=config.health,
-        breaker=config.breaker,
-        routing=config.routing,
-        default_block_tokens=config.model.block_size,
-        log=observe.log,
-        inexact=why_not,
-        holdings=authority.holdings,
-        keeps_apart=authority.tenants is not None,
-    )
+    return make_feed
 
 
 def _sources_in(answer: bytes, host: str) -> list[EventSource]:
@@ -473,26 +439,3 @@ def _front_parts(
         # A line costs some 12 us of the hot path: only for those who asked for all there is.
         on_finished=log_request if config.observe.log_level == "debug" else None,
     )
-
-
-async def _drain(front: Front, again: asyncio.Event) -> None:
-    """Let open streams end, unless a second signal says that nobody waits for them."""
-
-    async def hurry() -> None:
-        await again.wait()
-        await front.close()
-
-    async with asyncio.TaskGroup() as group:
-        hurrying = group.create_task(hurry())
-        await front.drain(DRAIN_MS)
-        hurrying.cancel()
-
-
-def _announce(bound: Config) -> None:
-    """One line of JSON on stdout: we are up, and where."""
-    line = {
-        "url": f"http://{bound.listen.host}:{bound.listen.port}",
-        "admin_url": f"http://{bound.listen.admin_host}:{bound.listen.admin_port}",
-    }
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
-from trunkline.written import is_printable_ascii
+from trunkline.written import host_port, is_printable_ascii
 
 _WORDS = {"events", "replay", "agent", "p2p"}
 _FRAGMENT = (
@@ -125,5 +125,4 @@ def worker_name(url: str) -> str:
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return shown + parts.path.rstrip("/")
+    return host_port(host, port) + parts.path.rstrip("/")

@@ -48,3 +48,9 @@ def require_pull_host(text: str) -> None:
 def is_printable_ascii(text: str) -> bool:
     """Whether it can stand in a request line or a header as it is. A space can not."""
     return all("!" <= character <= "~" for character in text)
+
+
+def host_port(host: str, port: int) -> str:
+    """`HOST:PORT`, as URLs and headers have it: an IPv6 address stands in brackets."""
+    is_bare = ":" in host and not host.startswith("[")
+    return f"[{host}]:{port}" if is_bare else f"{host}:{port}"

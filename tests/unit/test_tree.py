@@ -48,6 +48,7 @@ PURE = {"core", "native"}
 WIRING = {
     *(
         "wiring.py",
+        "lifetime.py",
         "authority.py",
         "registry_store.py",
         "one_tenant.py",

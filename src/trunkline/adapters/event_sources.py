@@ -20,6 +20,7 @@ import msgspec
 
 from trunkline.errors import ConfigError
 from trunkline.ports.worker import EventSource
+from trunkline.written import host_port
 
 MAX_SOURCES = 1_024
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%*]+\]|[^\[\]:/]+|::):(?P<port>\d{1,5})")
@@ -161,7 +162,4 @@ def _at(worker_host: str, endpoint: str) -> str:
     """The endpoint at the worker's own host, whatever host it names."""
     if not endpoint.startswith("tcp://"):
         return endpoint
-    host = worker_host
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"tcp://{host}:{_tcp_parts(endpoint)[1]}"
+    return f"tcp://{host_port(worker_host, _tcp_parts(endpoint)[1])}"

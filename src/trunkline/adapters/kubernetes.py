@@ -25,6 +25,7 @@ from msgspec import Meta
 from trunkline.adapters.kubernetes_http import ApiProblem, KubernetesApi
 from trunkline.core.repair import Pause
 from trunkline.ports.workers import NamedWorker
+from trunkline.written import host_port
 
 PAGE_SLICES = 500
 MAX_SLICES = 4_096
@@ -201,9 +202,10 @@ class WorkersKubernetes:
         for endpoint in one.endpoints or ():
             if not endpoint.addresses:
                 continue
-            host = endpoint.addresses[0]  # the others are the same, by the API's word
+            # The others are the same, by the API's word.
+            address = host_port(endpoint.addresses[0], port)
             yield NamedWorker(
-                url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+                url=f"http://{address}",
                 labels=_labels(endpoint),
                 is_draining=not _is_ready(endpoint.conditions),
                 is_found=True,

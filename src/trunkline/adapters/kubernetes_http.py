@@ -16,6 +16,7 @@ from pathlib import Path
 import httptools
 
 from trunkline.errors import ConfigError
+from trunkline.written import host_port
 
 ANSWER_S = 15.0
 """To connect and begin to answer."""
@@ -70,7 +71,7 @@ class KubernetesApi:
     async def _pieces(self, path: str, *, silent_s: float) -> AsyncGenerator[bytes]:
         try:
             async with asyncio.timeout(ANSWER_S):
-                request = self._request(path)
+                request = await asyncio.to_thread(self._request, path)
                 reader, writer = await asyncio.open_connection(
                     self._host, self._port, ssl=self._tls
                 )
@@ -98,10 +99,9 @@ class KubernetesApi:
             writer.close()
 
     def _request(self, path: str) -> bytes:
-        host = f"[{self._host}]" if ":" in self._host else self._host
         lines = [
             f"GET {path} HTTP/1.1",
-            f"host: {host}:{self._port}",
+            f"host: {host_port(self._host, self._port)}",
             "accept: application/json",
             "user-agent: trunkline",
             "connection: close",

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from trunkline.ports.workers import NamedWorker
+from trunkline.written import host_port
 
 Resolve = Callable[[str, int], Awaitable[Sequence[tuple[Any, ...]]]]
 """As `getaddrinfo` answers."""
@@ -66,5 +67,4 @@ def _order(address: str) -> tuple[int, int]:
 
 
 def _named(address: str, port: int) -> NamedWorker:
-    host = f"[{address}]" if ":" in address else address
-    return NamedWorker(url=f"http://{host}:{port}", is_found=True)
+    return NamedWorker(url=f"http://{host_port(address, port)}", is_found=True)

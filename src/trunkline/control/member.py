@@ -266,20 +266,7 @@ class Member:
         self._facts = facts
         self._again.clear()
         self.model_id = parts.model.settle(facts.models, self.spec.model_id)
-        block_tokens = (
-            self.spec.block_tokens
-            or self._told_block_tokens
-            or facts.cache.block_tokens
-            or parts.default_block_tokens
-        )
-        if self._block_tokens not in (None, block_tokens):
-            parts.log.warning(
-                "worker.block_size_changed",
-                worker=self.spec.name,
-                was=self._block_tokens,
-                block_tokens=block_tokens,
-            )
-        self._block_tokens = block_tokens
+        block_tokens = self._settled_block_tokens(facts)
         ranks = [source.rank or 0 for source in facts.sources] or [0]
         self._hearing.begin(facts)
         for index, rank in enumerate(ranks):
@@ -308,6 +295,24 @@ class Member:
         away_ms = self._trouble.end(parts.clock.now())
         if away_ms is not None:
             parts.log.info("worker.reached", worker=self.spec.name, away_ms=away_ms)
+
+    def _settled_block_tokens(self, facts: Facts) -> int:
+        """The size of its blocks in this life, by whoever knows best."""
+        block_tokens = (
+            self.spec.block_tokens
+            or self._told_block_tokens
+            or facts.cache.block_tokens
+            or self._parts.default_block_tokens
+        )
+        if self._block_tokens not in (None, block_tokens):
+            self._parts.log.warning(
+                "worker.block_size_changed",
+                worker=self.spec.name,
+                was=self._block_tokens,
+                block_tokens=block_tokens,
+            )
+        self._block_tokens = block_tokens
+        return block_tokens
 
     def _put_target(self, worker: WorkerId) -> None:
         routing, guard, facts = self._parts.routing, self._guard, self._facts

@@ -16,6 +16,7 @@ from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import WorkerState
 from trunkline.core.records import BlockKey, Instant, WorkerId
 from trunkline.ports.worker import Endpoint, EngineKind, EventSource
+from trunkline.written import host_port
 
 
 class Mode(Enum):
@@ -116,8 +117,7 @@ class RankView:
 def shown_url(endpoint: Endpoint) -> str:
     """The worker's URL, without its key."""
     scheme = "https" if endpoint.is_tls else "http"
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return f"{scheme}://{host}:{endpoint.port}{endpoint.base_path}"
+    return f"{scheme}://{host_port(endpoint.host, endpoint.port)}{endpoint.base_path}"
 
 
 def rank_view(

@@ -41,6 +41,7 @@ from trunkline.worker.options import Feed, Surface, WorkerOptions
 from trunkline.worker.requests import BadRequest, Reader
 from trunkline.worker.sglang import SglangSurface
 from trunkline.worker.storage import Storage, StorageParts, build_storage
+from trunkline.written import host_port
 
 KEEP_ALIVE_S = 5  # the engine's own default
 _BACKLOG = 2_048
@@ -231,7 +232,7 @@ def _build_heart(options: WorkerOptions, parts: WorkerParts, ranks: list[Rank]) 
 async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
     listener = _listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = host_port(host, port)
     options = replace(options, worker_id=options.worker_id or address)
 
     def announce() -> None:
