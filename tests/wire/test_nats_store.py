@@ -8,6 +8,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -300,6 +301,24 @@ def test_a_file_that_holds_no_certificate_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"ca\.pem"):
         asyncio.run(NatsBucket(checked_place(place)).connect())
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"message": {"subject": "a", "seq": 1, "data": "a"}}'])
+def test_an_answer_that_makes_no_sense_is_no_answer(body: bytes) -> None:
+    class Odd:
+        is_connected = True
+
+        async def request(self, subject: str, payload: bytes, **_: object) -> object:
+            return SimpleNamespace(data=body)
+
+    async def scenario() -> None:
+        place = nats_bucket.NatsPlace(servers=("nats://127.0.0.1",), bucket="x", replicas=1)
+        bucket = NatsBucket(place)
+        bucket._client = Odd()  # type: ignore[assignment]
+        with pytest.raises(StoreDown, match="makes no sense"):
+            await bucket.newest("log.*")
+
+    asyncio.run(scenario())
 
 
 def test_of_three_servers_one_may_be_killed_at_any_time(tmp_path: Path) -> None:

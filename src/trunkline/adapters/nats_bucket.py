@@ -10,7 +10,6 @@ either reached a server now, or failed. Must never: delete, or take silence for 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import ssl
 from collections.abc import Callable, Coroutine
@@ -93,7 +92,8 @@ class _PutReply(_Reply):
 class _Message(msgspec.Struct):
     subject: str
     seq: int
-    data: str = ""
+    data: bytes = b""
+    """In base64, as JSON has bytes."""
     time: str = ""
 
 
@@ -328,7 +328,7 @@ class NatsBucket:
             key=message.subject[len(self._prefix) :],
             seq=message.seq,
             stamp=message.time,
-            value=base64.b64decode(message.data),
+            value=message.data,
         )
 
     def _unfailed(self, reply: _Answer, what: str) -> _Answer:
