@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from halting import halt
 from trunkline.adapters.nats_bucket import NatsBucket, NatsPlace
 from trunkline.adapters.nats_store import NatsStore
 
@@ -81,12 +82,13 @@ class NatsServer:
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
 
-    def pause(self, number: int = signal.SIGSTOP) -> None:
+    def pause(self) -> None:
         assert self._process is not None
-        os.kill(self._process.pid, number)
+        halt(self._process.pid)
 
     def resume(self) -> None:
-        self.pause(signal.SIGCONT)
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def saved(self, to: Path) -> None:
         """A copy of its data, as a backup has it."""

@@ -110,7 +110,7 @@ def _filled(gateway: Gateway, folder: str) -> Iterator[None]:
 
 def _save(gateway: Gateway, folder: str, kept: Path) -> None:
     """What a crash would leave on a disk: the files as the kernel has them."""
-    gateway.process.child.send_signal(signal.SIGSTOP)  # nothing is written while it is copied
+    gateway.process.send(signal.SIGSTOP)  # nothing is written while it is copied
     for path in sorted(_seen(gateway, folder).rglob("*")):
         target = kept / path.relative_to(_seen(gateway, folder))
         if path.is_dir():

@@ -26,6 +26,7 @@ from typing import IO, Any
 import httpx
 from scripted import Script, ScriptedWorker, Served, json_answer
 
+from halting import halt
 from trunkline.adapters.tokenizer import load_tokenizer
 from trunkline.ports.tokenizer import Tokenizer
 
@@ -89,7 +90,10 @@ class Process:
         self.ready = json.loads(line)
 
     def send(self, number: signal.Signals) -> None:
-        self.child.send_signal(number)
+        if number is signal.SIGSTOP:
+            halt(self.child.pid)
+        else:
+            self.child.send_signal(number)
 
     def kill(self) -> None:
         """As abrupt as a crash."""

@@ -198,7 +198,7 @@ def test_a_gateway_that_hears_nothing_is_waited_for_until_its_lease_has_run_out(
     ann = one.caller("acme", "ann")
     there = fleet.at("other", ann)
     until(lambda: there.answer("x").status == 200, "the key is known there")
-    other.gateway.process.child.send_signal(signal.SIGSTOP)
+    other.gateway.process.send(signal.SIGSTOP)
     try:
         receipt = one.raised("revoke", "tenant/acme")
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from single import PROMPT, WAIT_S, Running, cached, worker
 
+from halting import halt
 from trunkline.adapters.clock import SystemClock
 from trunkline.control.book import Check
 from trunkline.control.changes import EpochRaised, Intent, SubjectEnabled
@@ -146,7 +147,7 @@ def test_a_stopped_worker_is_fenced_and_serves_nothing_old_when_it_wakes() -> No
     async def scenario(running: Running) -> None:
         async with revoking(running) as (revoker, holders):
             await reuse(running, 0, 0)
-            running.process.send_signal(signal.SIGSTOP)
+            halt(running.process.pid)
             receipt = await revoker.invalidate(ACME, ME)
             assert receipt.acked == (HERE,)
             assert len(receipt.fenced) == 1

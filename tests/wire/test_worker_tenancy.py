@@ -16,6 +16,8 @@ import pytest
 from fleet import until
 from single import PROMPT, WAIT_S, Running, cached, events_of, ids, replayed, right, worker
 
+from halting import halt
+
 SUBJECTS = ["fleet", "org/o", "tenant/t", "user/t/u", "key_class/k", "public/p", "model/m"]
 SALT = "s" * 43
 Json = dict[str, Any]
@@ -486,7 +488,7 @@ class _stopped:  # noqa: N801 - reads as what it is
         self._running, self._upto = running, upto
 
     def __enter__(self) -> None:
-        self._running.process.send_signal(signal.SIGSTOP)
+        halt(self._running.process.pid)
 
     def __exit__(self, *_: object) -> None:
         try:
