@@ -22,7 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wire"))  # fleet.py
+_TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(_TESTS / "wire"), str(_TESTS)]  # fleet.py, and what it and these rows import
 
 import deaths
 import disks
