@@ -8,7 +8,7 @@ import signal
 
 def halt(pid: int) -> None:
     """SIGSTOP to a child; returns when none of its threads runs any more. Without that wait, one of
-    them may still answer.
+    them may still answer. A child that stands still already may be told again.
     """
     os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)  # else a stop is told of once

@@ -22,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-_TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(_TESTS / "wire"), str(_TESTS)]  # fleet.py, and what it and these rows import
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # what fleet.py imports
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wire"))  # fleet.py
 
 import deaths
 import disks

@@ -32,6 +32,8 @@ from rows import (
 )
 from toxic import HOST, Link, Toxic
 
+from halting import halt
+
 TOOL = Path(__file__).with_name("chaos.py")
 WAIT_S = 120.0
 
@@ -52,7 +54,7 @@ def is_alive(pid: str) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for children in /proc")
 def test_a_kill_loses_nothing_and_an_interrupted_run_ends_all_it_started(
     tmp_path: Path,
@@ -69,6 +71,7 @@ def test_a_kill_loses_nothing_and_an_interrupted_run_ends_all_it_started(
         children = Path(f"/proc/{tool.pid}/task/{tool.pid}/children")
         until_s = time.monotonic() + WAIT_S
         while not (pids := children.read_text().split()):
+            assert tool.poll() is None, "".join(lines)
             assert time.monotonic() < until_s, "F2 starts its fleet"
             time.sleep(0.05)
         tool.send_signal(signal.SIGTERM)
@@ -82,8 +85,20 @@ def test_a_kill_loses_nothing_and_an_interrupted_run_ends_all_it_started(
         "wrong, repeated or missing tokens",
         "streams that cannot go on: cut without an error frame",
     ):
-        assert found.get(what, {}).get("verdict") == Verdict.PASS.value, found
+        assert found.get(what, {}).get("verdict") == Verdict.PASS.value, (found, lines)
         assert what in out.decode()
+
+
+def test_a_child_that_stands_still_may_be_told_again() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            halt(child.pid)
+            halt(child.pid)
+            child.send_signal(signal.SIGCONT)
+            halt(child.pid)
+            assert child.poll() is None
+        finally:
+            child.kill()
 
 
 def test_an_unknown_fault_is_named() -> None:
