@@ -28,6 +28,11 @@ _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _MEMORY = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 """Newest name first; an older engine knows only a later one."""
+_SLEEP = "vllm:engine_sleep_state"
+_CACHE = "vllm:cache_config_info"
+_FAMILIES = (b"vllm:", b"sglang:")
+_OF_LOAD = frozenset(name.encode() for name in (*_RUNNING, *_WAITING, *_MEMORY, _SLEEP))
+_OF_CACHE = frozenset((_CACHE.encode(),))
 
 MAX_MODEL_NAME_CHARS = 256
 MAX_MODEL_TOKENS = 1 << 24
@@ -180,12 +185,11 @@ def _short_text(value: object) -> str:
 
 def parse_cache(metrics: bytes) -> CacheFacts:
     """Block size and capacity out of `vllm:cache_config_info`."""
-    for name, labels, _ in _samples(metrics):
-        if name == "vllm:cache_config_info":
-            return CacheFacts(
-                block_tokens=_positive(labels.get("block_size"), MAX_BLOCK_TOKENS),
-                capacity_blocks=_positive(labels.get("num_gpu_blocks"), MAX_CAPACITY_BLOCKS),
-            )
+    for _, labels, _ in _samples(metrics, _OF_CACHE):
+        return CacheFacts(
+            block_tokens=_positive(labels.get("block_size"), MAX_BLOCK_TOKENS),
+            capacity_blocks=_positive(labels.get("num_gpu_blocks"), MAX_CAPACITY_BLOCKS),
+        )
     return CacheFacts(block_tokens=None, capacity_blocks=None)
 
 
@@ -195,10 +199,10 @@ def parse_metrics_load(metrics: bytes) -> LoadReport | None:
     """
     sums: dict[str, float] = {}
     is_asleep = False
-    for name, labels, value in _samples(metrics):
+    for name, labels, value in _samples(metrics, _OF_LOAD):
         known = sums.get(name, 0.0)
         sums[name] = max(known, value) if name in _MEMORY else known + value
-        if name == "vllm:engine_sleep_state" and labels.get("sleep_state") == "awake":
+        if name == _SLEEP and labels.get("sleep_state") == "awake":
             is_asleep = value == 0.0
     running = _first(sums, _RUNNING)
     if running is None:
@@ -240,10 +244,15 @@ def parse_pause(body: bytes) -> bool | None:
     return None if told is None else told.is_paused
 
 
-def _samples(metrics: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
+def _samples(
+    metrics: bytes, wanted: frozenset[bytes] | None = None
+) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Those of these names, or all of engines. A page has hundreds, is read each second from every
+    worker, and a handful of them is wanted: no other is looked into.
+    """
     for match in _SAMPLE.finditer(metrics):
         name, raw_labels, raw_value = match.groups(b"")
-        if not name.startswith((b"vllm:", b"sglang:")):
+        if name not in wanted if wanted else not name.startswith(_FAMILIES):
             continue
         try:
             value = float(raw_value)

@@ -6,7 +6,7 @@ next.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from trunkline.core.alignment import Examination
@@ -15,6 +15,7 @@ from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import WorkerState
 from trunkline.core.records import BlockKey, Instant, WorkerId
+from trunkline.core.residency import FeedStats
 from trunkline.ports.worker import Endpoint, EngineKind, EventSource
 from trunkline.written import host_port
 
@@ -134,5 +135,10 @@ def rank_view(
         held_blocks=directory.held_count(worker),
         predicted_blocks=directory.predicted_count(worker),
         feed_state=feed.state.value if feed else "none",
-        feed_stats=asdict(feed.stats) if feed else {},
+        feed_stats=_counts(feed.stats) if feed else {},
     )
+
+
+def _counts(stats: FeedStats) -> dict[str, int]:
+    """By name. `asdict` would look into each number for what it may be made of."""
+    return {field.name: getattr(stats, field.name) for field in fields(stats)}

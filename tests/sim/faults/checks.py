@@ -68,6 +68,7 @@ class Checks:
         self._doomed: set[int] = set()
         """Calls that were open when the gateway died."""
         self._was_barred: set[int] = set()
+        self.last_pick_s = 0.0
         self.raises = 0
         self.was_raised: set[int] = set()
         self._unanswered: list[tuple[int, int]] = []
@@ -186,6 +187,7 @@ class Checks:
     def _check_choice(self, pick: Pick, excluded: Mapping[WorkerId, Exclusion]) -> None:
         """I4. `excluded` as of just before; empty where all are, and any will do."""
         world, name = self._world, str(pick.worker)
+        self.last_pick_s = world.net.time()
         world.seen.picked(pick)
         if pick.worker in excluded:
             world.violate("I4", f"{name} was chosen though {excluded[pick.worker].value}")

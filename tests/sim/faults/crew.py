@@ -127,6 +127,7 @@ class Life:
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.load()
+        self._render_once_a_change()
         state = ServerState()
         self._net.listen(self.name, PORT, lambda: HttpToolsProtocol(config, state, {}, self._net))
 
@@ -140,6 +141,27 @@ class Life:
                 Faults(), is_unavailable=self.switches.refuses, is_hanging=self.switches.hangs
             )
         await self.built.app(scope, receive, send)
+
+    def _render_once_a_change(self) -> None:
+        """Its page of metrics is read all the time, and is the same while nothing happens, but for
+        the count of leases, which no gateway reads.
+        """
+        metrics, engine, fence = self._api.metrics, self.engine, self.fence
+        render: Callable[[], bytes] = metrics.rendered
+        page: list[tuple[object, bytes]] = []
+
+        def rendered() -> bytes:
+            state = (
+                *(getattr(engine.totals, name) for name in engine.totals.__slots__),
+                *(engine.running, engine.waiting, engine.cache.used_share),
+                *fence.refused.values(),
+                fence.freshness.is_valid(fence.boot()),
+            )
+            if not page or page[0][0] != state:
+                page[:] = [(state, render())]
+            return page[0][1]
+
+        metrics.rendered = rendered
 
     @property
     def _api(self) -> Any:

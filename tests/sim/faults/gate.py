@@ -75,6 +75,7 @@ def tenant_id(number: int) -> str:
     return f"{number + 1:032x}"
 
 
+@cache
 def subject_of_tenant(number: int) -> Subject:
     return Subject(kind=SubjectKind.TENANT, path=tenant_id(number))
 

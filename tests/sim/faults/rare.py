@@ -55,6 +55,8 @@ CATALOGUE = (
 """
 
 
+VIEWED_EACH = 5
+"""Looks: what operators are shown costs more than the rest, and changes less often."""
 BREAKERS = {
     BreakerState.OPEN.value: "breaker opened",
     BreakerState.HALF_OPEN.value: "breaker tries again",
@@ -67,6 +69,7 @@ class Sightings:
     def __init__(self, world: World) -> None:
         self._world = world
         self.counts: Counter[str] = Counter()
+        self._looks = 0
 
     def heard(self, event: str, fields: dict[str, Any]) -> None:
         self.counts[f"log {event}"] += 1
@@ -133,9 +136,11 @@ class Sightings:
             self.counts[f"excluded {reason.value}"] += 1
         if excluded and not usable:
             self.counts["no worker is usable"] += 1
-        for view in gate.members.views():
-            self.counts[f"mode {view.mode.value}"] += 1
-            self.counts[BREAKERS.get(view.breaker, "breaker closed")] += 1
+        self._looks += 1
+        if self._looks % VIEWED_EACH == 0:
+            for view in gate.members.views():
+                self.counts[f"mode {view.mode.value}"] += 1
+                self.counts[BREAKERS.get(view.breaker, "breaker closed")] += 1
         for feed in gate.feeds.values():
             self.counts[f"feed {feed.state.value}"] += 1
             if feed.parked_count:

@@ -16,7 +16,7 @@ from trunkline.core.policies import POLICIES
 WARM_S, FAULTS_S, HEAL_S = 2.0, 8.0, 11.0
 """Phases: all is well; faults; no faults any more, and 10 heartbeats to be as before."""
 REST_S = 6.13
-"""Nobody asks anything: predictions end (`predicted_ttl_ms`), and the books are looked at."""
+"""At most: nobody asks anything, and then the books are looked at."""
 ORG = "0" * 32
 
 

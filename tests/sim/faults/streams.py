@@ -27,6 +27,8 @@ from trunkline.ports.publisher import BlockEvent
 from trunkline.ports.worker import EventSource
 
 RECONNECT_S = 0.1
+AT_MOST_S = 5.0
+"""Whatever there is to do wakes a subscription; it looks by itself now and then."""
 Message = Callable[[], None]
 
 
@@ -94,6 +96,9 @@ class Air:
             buffer_batches=buffer_batches,
         )
         self.publishers[endpoint] = made
+        for subscription in self.subscriptions:
+            if subscription.follows(machine.name):
+                subscription.look_again()
         return made
 
     def send(self, source: Publisher, seq: int, payload: bytes) -> None:
@@ -163,6 +168,10 @@ class Subscription:
         """What is on its way is lost, and it is connected anew."""
         self._inbox.clear()
         self.connected_to = None
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Soon, for who publishes there."""
         self._wake_at(self._net.time() + RECONNECT_S)
 
     # -- turns -------------------------------------------------------------------------------------
@@ -173,7 +182,7 @@ class Subscription:
             found = None
         if found is self.connected_to:
             return
-        was_first = self.connected_to is None
+        was_first = self.connected_to is None or self.connected_to.machine.is_dead
         self.connected_to = found
         if found is not None and not was_first:
             self._inbox.clear()
@@ -189,7 +198,7 @@ class Subscription:
             self._carry_out(self._feed.tick(self._clock.now()))
 
     async def _rest(self) -> None:
-        wait_s = RECONNECT_S
+        wait_s = AT_MOST_S
         if self._inbox:
             wait_s = min(wait_s, self._inbox[0][0] - self._net.time())
         due = self._feed.next_tick

@@ -23,7 +23,7 @@ class Troubles:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._is_over = False
+        self.is_over = False
         self.bad_since: dict[str, float] = {}
         """Workers that cannot serve, by the world's own knowledge, and since when."""
         self.drained: dict[str, None] = {}
@@ -39,7 +39,7 @@ class Troubles:
         """No faults from here on: what was stopped goes on, what was cut is whole."""
         world = self._world
         world.note("heals")
-        self._is_over = True
+        self.is_over = True
         world.net.heal_ways()
         world._set_ways()
         for spoiler in world.air.spoilers.values():
@@ -166,7 +166,7 @@ class Troubles:
             way.latency_s += 0.5 * trouble.share
             way.jitter_s += trouble.share
         await asyncio.sleep(trouble.secs)
-        if not self._is_over:
+        if not self.is_over:
             for way in ways:
                 way.latency_s -= 0.5 * trouble.share
                 way.jitter_s -= trouble.share

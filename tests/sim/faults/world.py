@@ -36,6 +36,14 @@ from prometheus_client import disable_created_metrics, enable_created_metrics
 from trunkline.core.pace import STRIKE_LASTS_MS
 
 TICK_S = 0.05
+SEEN_EACH = 5
+"""Ticks, when the faults are over."""
+STEP_S = 3.0
+"""So long before all must be as before, workers show whether their last events were lost."""
+ROUND_S = 0.6
+"""Events and what they lead to are everywhere."""
+PREDICTED_S = 5.1
+"""`predicted_ttl_ms`, and a moment."""
 SETTLED_S = 0.7
 """By then all workers have joined, and nobody has asked yet."""
 
@@ -158,11 +166,11 @@ class World:
         self.base_tasks = self.gate.machine.open_tasks(lambda _name: True)
         await self._until(WARM_S + FAULTS_S)
         self.troubles.heal()
+        await self._until(WARM_S + FAULTS_S + HEAL_S - STEP_S)
+        self._step()
         await self._until(WARM_S + FAULTS_S + HEAL_S)
         self.checks.has_healed()
-        for life in self.lives.values():
-            life.step()
-        await self._until(WARM_S + FAULTS_S + HEAL_S + REST_S)
+        await self._come_to_rest()
         for call in setting.calls:
             caller = self.callers[call.number]
             caller.outcome = outcome_of(caller)
@@ -179,11 +187,30 @@ class World:
     async def _until(self, at_s: float) -> None:
         await asyncio.sleep(at_s - self.net.time())
 
+    def _step(self) -> None:
+        for life in self.lives.values():
+            life.step()
+
+    async def _come_to_rest(self) -> None:
+        """Nobody asks any more: the last is over, and so is what was predicted of where it went."""
+        last_s = self.net.time() + REST_S - ROUND_S
+        while self.net.time() < last_s and not self._is_quiet():  # noqa: ASYNC110
+            await asyncio.sleep(TICK_S)
+        self._step()
+        await asyncio.sleep(ROUND_S)
+
+    def _is_quiet(self) -> bool:
+        are_over = all(caller.over.is_set() for caller in self.callers.values())
+        return are_over and self.net.time() > self.checks.last_pick_s + PREDICTED_S
+
     async def _tick(self) -> None:
+        ticks = 0
         while True:
             await asyncio.sleep(TICK_S)
+            ticks += 1
             self.checks.look()
-            self.seen.look()
+            if not self.troubles.is_over or ticks % SEEN_EACH == 0:
+                self.seen.look()
 
     async def _call(self, call: Call) -> None:
         await asyncio.sleep(call.at_s)
