@@ -41,7 +41,14 @@ def run_worker(args: argparse.Namespace) -> int:
         )
 
     def publisher(host: str, port: int, rank: int) -> EventPublisher:
-        return ZmqEventPublisher(clock, host=host, port=port, rank=rank, wire=wire)
+        return ZmqEventPublisher(
+            clock,
+            host=host,
+            port=port,
+            rank=rank,
+            wire=wire,
+            buffer_batches=options.event_ring,
+        )
 
     app.run_worker(
         options,

@@ -74,6 +74,9 @@ class WorkerOptions:
     events_port: int = _option(
         0, "Port of rank 0's events, rank r has the r-th after; 0: kernel.", 0, 65_535
     )
+    event_ring: int = _option(
+        10_000, "Batches of events kept for whoever missed some.", 1, 1_000_000
+    )
     engine: Surface = _option(Surface.VLLM, "Whose paths and events; SGLang's has no agent.")
     page_size: int = _option(
         0, "Tokens a page in SGLang's events, a part of a block; 0: as a block.", 0, 4_096
