@@ -58,13 +58,15 @@ class KubernetesApi:
 
     async def lines(self, path: str, *, silent_s: float) -> AsyncGenerator[bytes]:
         """Each line of a good answer as it comes, until the server ends it. Raises ApiProblem."""
-        rest = b""
+        rest = bytearray()
         async with contextlib.aclosing(self._pieces(path, silent_s=silent_s)) as pieces:
             async for piece in pieces:
-                *whole, rest = (rest + piece).split(b"\n")
-                for line in whole:
-                    if line.strip():
-                        yield line
+                rest += piece
+                if b"\n" in piece:  # a long line is not gone through for each of its pieces
+                    *whole, rest = rest.split(b"\n")
+                    for line in whole:
+                        if line.strip():
+                            yield bytes(line)
                 if len(rest) > MAX_LINE_BYTES:
                     raise ApiProblem(f"a line of more than {MAX_LINE_BYTES} bytes")
 
