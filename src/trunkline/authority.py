@@ -72,6 +72,12 @@ class Tenants:
     gateways: Gateways | None
     """This gateway among others; None where the registry is its own."""
 
+    def org_and_tenant(self, name: str) -> tuple[str, str] | None:
+        """Ids, of a tenant by its name; None where there is none."""
+        book = self.registry.book
+        tenant = book.tenants.get(book.names.get(f"tenant/{name}", ""))
+        return None if tenant is None else (tenant.org, tenant.tenant)
+
     def publish(self, publics: PublicPrefixes, core: Core, only: str = "") -> None:
         """Let the data plane know what is registered, now and whenever that changes; of one model
         `only` where there are several.

@@ -14,11 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trunkline import tenant_commands
 from trunkline.errors import ConfigError, GatewayError, TraceError
 from trunkline.written import nearest
+
+if TYPE_CHECKING:
+    from trunkline.terminal import Terminal
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
@@ -185,12 +188,25 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from trunkline import doctor, tenant_answers
+    from trunkline import doctor
+
+    return _ask(doctor.run, arguments)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from trunkline import explain
+
+    return _ask(explain.run, arguments)
+
+
+def _ask(run: Callable[[argparse.Namespace, Terminal], int], arguments: argparse.Namespace) -> int:
+    """A verb that asks the admin port; with `--json` an error is on standard output too."""
+    from trunkline import tenant_answers
     from trunkline.terminal import Terminal, print_json
 
     terminal = Terminal(environ=os.environ, out=sys.stdout, err=sys.stderr, wall_s=time.time)
     try:
-        return doctor.run(arguments, terminal)
+        return run(arguments, terminal)
     except GatewayError as error:
         if arguments.json:
             print_json(tenant_answers.error_object(error), terminal)
@@ -326,6 +342,16 @@ VERBS: Mapping[str, Verb] = {
         options="trunkline.doctor:add_arguments",
         examples=("trunkline doctor", "trunkline doctor http://10.0.0.1:8000 --json"),
         usage="[WORKER ...] [options]",
+    ),
+    "explain": Verb(
+        summary="Say why a request went where it went, and what came true of it.",
+        run=_explain,
+        options="trunkline.explain:add_arguments",
+        examples=(
+            "trunkline explain 3f1c9a",
+            "trunkline explain --prompt body.json --tenant acme",
+        ),
+        usage="REQUEST_ID | --prompt FILE [options]",
     ),
     "plan": Verb(
         summary="Say what isolation costs on a trace, and which prefixes are worth registering.",

@@ -23,7 +23,10 @@ from trunkline.gateway.by_model import ByModel
 from trunkline.gateway.contracts import Picker
 from trunkline.gateway.errands import Errands
 from trunkline.gateway.fair_line import FairPicker, LineLimits
+from trunkline.gateway.intake import Intake
 from trunkline.gateway.metrics import Sample
+from trunkline.gateway.picker import FleetPicker
+from trunkline.gateway.preview import Preview
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.observe import EventLog
 from trunkline.ports.clock import Clock
@@ -137,6 +140,26 @@ def served_by(
 
     pickers = {model: half.picker for model, half in by_model.items()}
     return ByModel(pickers, lambda name: fleets.meaning(name)[0]), vocab_size
+
+
+def preview_of(
+    halves: Sequence[Half], members: Members, intake: Intake, authority: Authority
+) -> Preview:
+    """What `trunkline explain --prompt` asks. `served_by` was called before."""
+
+    def picker_of(name: str) -> FleetPicker | None:
+        if not isinstance(members, Fleets):
+            return halves[0].core.picker
+        model = members.meaning(name)[0]
+        return next((half.core.picker for half in halves if half.core.model.name == model), None)
+
+    return Preview(
+        intake=intake,
+        tenancy=authority.tenancy,
+        org_and_tenant=authority.tenants.org_and_tenant if authority.tenants else None,
+        knows_model=members.knows_model,
+        picker_of=picker_of,
+    )
 
 
 async def _keep_house(directory: Directory, clock: Clock) -> None:

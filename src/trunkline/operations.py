@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from trunkline.assembly import Core
 from trunkline.control.fleets import Members
 from trunkline.control.flush import Flushed
 from trunkline.control.holders import WorkerHolder
@@ -19,7 +20,6 @@ from trunkline.control.views import CheckView, MemberView, Mode, WorkerSpec
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.core.credentials import CredentialProblem
 from trunkline.core.decision import Exclusion
-from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet
 from trunkline.core.records import BlockKey, BootInstant, WorkerId
 from trunkline.errors import ConfigError
@@ -31,10 +31,11 @@ from trunkline.gateway.backend import (
     WorkerOrder,
     WorkerView,
 )
+from trunkline.gateway.contracts import ClientError
 from trunkline.gateway.counters import Counters
 from trunkline.gateway.front import Readiness
 from trunkline.gateway.metrics import Sample, WorkerRow, summed
-from trunkline.gateway.picker import FleetPicker
+from trunkline.gateway.preview import Preview, PreviewOrder
 from trunkline.gateway.pulls import PullDesk
 from trunkline.worker_url import worker_name, worker_url_problem
 
@@ -81,26 +82,26 @@ class Operations:
         self,
         *,
         membership: Members,
-        pickers: Sequence[FleetPicker],
-        directories: Sequence[Directory],
+        cores: Sequence[Core],
         counters: Counters,
         spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec],
         hide: Callable[[str], None],
         refused_credentials: Mapping[CredentialProblem, int],
         holdings: Holdings | None,
+        preview: Preview,
     ) -> None:
         """`spec_of(url, api_key, labels)` checks a worker's address; it raises ConfigError.
         `hide` keeps a key out of the logs from then on. `refused_credentials` counts by reason,
         live. `holdings` is None where workers have no leases.
         """
         self._membership = membership
-        self._pickers = pickers
-        self._picker = pickers[0]  # where all share one book
-        self._directories = directories
+        self._cores = cores
+        self._picker = cores[0].picker  # where all share one book
         self._counters = counters
         self._spec_of = spec_of
         self._hide = hide
         self._holdings = holdings
+        self._preview = preview
         self._refused_credentials = refused_credentials
 
     # -- workers ---------------------------------------------------------------------------------
@@ -190,16 +191,32 @@ class Operations:
     ) -> Sequence[Mapping[str, Any]]:
         name = None if worker is None else self._name(worker)
         found: list[Mapping[str, Any]] = []
-        for decision in self._picker.receipts.newest_first():
+        for receipt in self._picker.receipts.newest_first():
             if len(found) >= limit:
                 break
-            if name is None or decision.worker == name or decision.worker.startswith(f"{name}@"):
-                found.append(decision.as_dict())
+            chosen = receipt.decision.worker
+            if name is None or chosen == name or chosen.startswith(f"{name}@"):
+                found.append(receipt.as_dict())
         return found
 
     async def decision(self, request_id: str) -> Mapping[str, Any] | None:
-        decision = self._picker.receipts.find(request_id)
-        return None if decision is None else decision.as_dict()
+        found = self._picker.receipts.find(request_id)
+        if not found:
+            return None
+        *earlier, last = found
+        return {**last.as_dict(), "earlier": [one.as_dict() for one in earlier]}
+
+    async def preview(self, order: PreviewOrder) -> Mapping[str, Any] | Refused:
+        try:
+            decision = await self._preview.decision(order)
+        except ClientError as error:
+            refusal = error.refusal
+            return Refused(
+                status=403 if refusal.status == 403 else 400,
+                code=refusal.code,
+                message=refusal.message,
+            )
+        return decision.as_dict()
 
     # -- heartbeats ------------------------------------------------------------------------------
 
@@ -228,7 +245,10 @@ class Operations:
         yield from self._data_plane()
         yield from self._reuse()
         yield from summed(
-            sample for picker in self._pickers if picker.desk for sample in _pulls(picker.desk)
+            sample
+            for core in self._cores
+            if core.picker.desk
+            for sample in _pulls(core.picker.desk)
         )
         for view in self._membership.views():
             yield from self._worker_row(view).samples()
@@ -279,7 +299,7 @@ class Operations:
         yield Sample("recomputed_tokens_total", accounts.recomputed_tokens)
         yield Sample("decision_queue_seconds_total", accounts.queued_ms / 1_000.0)
         yield Sample("decision_net_gain_seconds", accounts.net_gain_ms / 1_000.0)
-        known_blocks = sum(directory.block_count() for directory in self._directories)
+        known_blocks = sum(core.directory.block_count() for core in self._cores)
         yield Sample("prefix_indexer_size", known_blocks)
         if accounts.prompt_tokens:
             reused = accounts.reused_tokens - accounts.recomputed_tokens

@@ -101,7 +101,7 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
             authority.holdings.listen(_told_of_pulls(cores))
         with taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
             listener = bind_admin(config.listen)
-        operations = _operations(authority, members, cores, front, spec_of, hide)
+        operations = _operations(authority, members, halves, front, spec_of, hide)
         for spec in specs:
             operations.add(spec)
         bound = _as_bound(config, front.port, listener.getsockname()[1])
@@ -120,21 +120,22 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
 def _operations(
     authority: Authority,
     members: Members,
-    cores: Sequence[Core],
+    halves: Sequence[Half],
     front: Front,
     spec_of: SpecOf,
     hide: Callable[[str], None],
 ) -> Operations:
+    from trunkline.model_half import preview_of
     from trunkline.operations import Operations
 
     return Operations(
         membership=members,
-        pickers=[core.picker for core in cores],
-        directories=[core.directory for core in cores],
+        cores=[half.core for half in halves],
         counters=front.counters,
         spec_of=spec_of,
         hide=hide,
         holdings=authority.holdings,
+        preview=preview_of(halves, members, front.intake, authority),
         refused_credentials=authority.authenticator.refusals,
     )
 

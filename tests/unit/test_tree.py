@@ -76,7 +76,14 @@ WIRING = {
         "tenant_commands.py",
         "tenant_answers.py",
         *("terminal.py", "words.py", "public_answers.py", "receipt_text.py"),
-        *("doctor.py", "errand_side.py", "tenant_side.py", "tenant_policies.py", "unfinished.py"),
+        *(
+            "doctor.py",
+            "explain.py",
+            "errand_side.py",
+            "tenant_side.py",
+            "tenant_policies.py",
+            "unfinished.py",
+        ),
     ),
 }
 """The top of a process. May import everything, but of these only `NAMES_ADAPTERS` the adapters."""

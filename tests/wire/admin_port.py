@@ -27,6 +27,7 @@ from trunkline.gateway.backend import (
 )
 from trunkline.gateway.listener import bind_admin, serve_admin
 from trunkline.gateway.metrics import Exposition, Sample, WorkerRow
+from trunkline.gateway.preview import PreviewOrder
 from trunkline.settings import redacted
 
 KEY = "marked-operator-key"
@@ -112,6 +113,9 @@ class FakeBackend:
 
     async def decision(self, request_id: str) -> Mapping[str, Any] | None:
         return next((row for row in self.log if row["request_id"] == request_id), None)
+
+    async def preview(self, order: PreviewOrder) -> Mapping[str, Any] | Refused:
+        return {"tenant": order.tenant, "is_chat": order.is_chat, "bytes": len(order.body)}
 
     async def heartbeat_key(self, worker: WorkerId) -> str | None:
         order = self.orders.get(worker)

@@ -117,6 +117,7 @@ FLEET_PATHS = [
     ("POST", "/remove_worker", Act.WORKERS_CHANGE),
     ("GET", "/list_workers", Act.WORKERS_READ),
     ("GET", "/decisions", Act.DECISIONS_READ),
+    ("POST", "/decisions", Act.DECISIONS_READ),
     ("GET", "/decisions/r1", Act.DECISIONS_READ),
 ]
 PATHS = FLEET_PATHS + [

@@ -115,6 +115,32 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came true of one choice; times in ms from when the attempt was sent."""
+
+    end: str
+    predicted_ms: float
+    """When the prefill was expected to be over: queue, transfer and miss of the choice."""
+    first_byte_ms: float | None
+    """When a good answer began, which is near its first token only where it is streamed."""
+    took_ms: float
+    predicted_tokens: int
+    reused_tokens: int | None
+    """As the worker says; None where it does not."""
+
+    def as_dict(self) -> dict[str, Any]:
+        first = self.first_byte_ms
+        return {
+            "end": self.end,
+            "predicted_ms": round(self.predicted_ms, 3),
+            "first_byte_ms": None if first is None else round(first, 3),
+            "took_ms": round(self.took_ms, 3),
+            "predicted_tokens": self.predicted_tokens,
+            "reused_tokens": self.reused_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One choice. `choice` indexes the columns of `candidates`."""
 

@@ -52,10 +52,13 @@ from trunkline.gateway.listener import (
     whole_number,
 )
 from trunkline.gateway.permissions import Act, extent_of
+from trunkline.gateway.preview import PreviewOrder
 from trunkline.worker_url import worker_url_problem
 
 _MAX_DECISIONS = 10_000
 _MAX_GRACE_SECS = 86_400
+MAX_PREVIEW_BYTES = 8 << 20
+"""Of a request that is not sent; the admin port takes no other body of that size."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Label = Annotated[str, Meta(max_length=256)]
@@ -68,6 +71,13 @@ class _WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: Annotated[dict[_Label, _Label], Meta(max_length=64)] = {}
     api_key: Annotated[str, Meta(max_length=4_096)] = ""
     worker_type: Literal["regular"] = "regular"
+
+
+class _PreviewBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request: msgspec.Raw
+    path: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
+    tenant: _Label = ""
+    user: _Label = ""
 
 
 class _HeartbeatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,6 +122,7 @@ def admin_app(
         ("POST", "/remove_worker", Act.WORKERS_CHANGE, admin.remove_worker_url),
         ("GET", "/list_workers", Act.WORKERS_READ, admin.list_worker_urls),
         ("GET", "/decisions", Act.DECISIONS_READ, admin.list_decisions),
+        ("POST", "/decisions", Act.DECISIONS_READ, admin.preview),
         ("GET", "/decisions/{request_id:path}", Act.DECISIONS_READ, admin.show_decision),
     )
     permitted = [
@@ -271,6 +282,20 @@ class _Admin:
         decision = await self._backend.decision(request.path_params["request_id"])
         return missing() if decision is None else json_response(decision)
 
+    async def preview(self, request: Request) -> Response:
+        """Where a request would go; nothing is sent."""
+        body = decode(_PREVIEW_DECODER, await read_body(request, MAX_PREVIEW_BYTES))
+        order = PreviewOrder(
+            tenant=body.tenant,
+            user=body.user,
+            is_chat=body.path == "/v1/chat/completions",
+            body=bytes(body.request),
+        )
+        found = await self._backend.preview(order)
+        if isinstance(found, Refused):
+            return problem_response(found.status, found.message, found.code)
+        return json_response(found)
+
     async def heartbeat(self, request: Request) -> Response:
         is_operator = is_bearer(request.headers, self._key)
         raw = await read_body(request)
@@ -294,6 +319,7 @@ class _Admin:
 
 
 _WORKER_DECODER = msgspec.json.Decoder(_WorkerBody)
+_PREVIEW_DECODER = msgspec.json.Decoder(_PreviewBody)
 _HEARTBEAT_DECODER = msgspec.json.Decoder(_HeartbeatBody)
 
 

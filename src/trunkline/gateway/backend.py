@@ -18,6 +18,7 @@ from trunkline.core.overload import Priority
 from trunkline.core.principals import Principal, Role
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.gateway.permissions import Act, Extent
+from trunkline.gateway.preview import PreviewOrder
 
 WorkerCondition = Literal[
     "joining",
@@ -140,10 +141,16 @@ class AdminBackend(Protocol):
     async def decisions(
         self, *, limit: int, worker: WorkerId | None
     ) -> Sequence[Mapping[str, Any]]:
-        """The latest first, as `Decision.as_dict` has them."""
+        """The latest first, as `Receipt.as_dict` has them."""
         ...
 
-    async def decision(self, request_id: str) -> Mapping[str, Any] | None: ...
+    async def decision(self, request_id: str) -> Mapping[str, Any] | None:
+        """With what came true of it, and with its earlier attempts."""
+        ...
+
+    async def preview(self, order: PreviewOrder) -> Mapping[str, Any] | Refused:
+        """The decision that a request would get now. Raises NoWorker."""
+        ...
 
     async def heartbeat_key(self, worker: WorkerId) -> str | None:
         """What this worker proves itself with: its api_key, empty for none; None if unknown."""

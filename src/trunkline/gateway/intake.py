@@ -100,7 +100,7 @@ class Intake:
             body=body,
         )
         if route is not Route.OTHER:
-            self._fill(request)
+            self.fill(request)
         elif body and (is_json(head) or _OBJECT.match(body) is not None):
             self._strip(request)
         hint = _header_hint(head.headers)
@@ -118,7 +118,8 @@ class Intake:
         request.model = model if type(model) is str else ""
         request.is_stream = fields.get("stream") is True
 
-    def _fill(self, request: InferenceRequest) -> None:
+    def fill(self, request: InferenceRequest) -> None:
+        """What the body of a chat or a completion says. Raises ClientError."""
         fields, nested = decode_object(request.body, self._max_json_depth, FORBIDDEN)
         request.is_object = True
         is_chat = request.route is Route.CHAT

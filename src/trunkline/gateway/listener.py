@@ -224,18 +224,18 @@ def page_problem(headers: Headers, *, is_keyless: bool) -> str | None:
     return None
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """The whole body, bounded in size and time."""
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:12]) > MAX_BODY_BYTES:
-        raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    if length.isdecimal() and int(length[:12]) > most_bytes:
+        raise HTTPException(413, f"the body is larger than {most_bytes} bytes")
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+                if len(body) > most_bytes:
+                    raise HTTPException(413, f"the body is larger than {most_bytes} bytes")
     except TimeoutError as error:
         raise HTTPException(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
     except ClientDisconnect as error:

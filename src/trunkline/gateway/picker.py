@@ -8,7 +8,6 @@ caller.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
 from trunkline.core.identity import DIGEST_BYTES
-from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain
+from trunkline.core.keys import KeyChain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.routing import Router, RouteRequest
 from trunkline.core.transfer import MAX_GRANT_BLOCKS
@@ -27,6 +26,7 @@ from trunkline.errors import NoWorker
 from trunkline.gateway.accounts import Accounts
 from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
 from trunkline.gateway.deadline import require_time
+from trunkline.gateway.homes import home_key
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
 from trunkline.gateway.patience import first_token_ms
 from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
@@ -101,7 +101,7 @@ class FleetPicker:
     def first_byte(self, pick: Pick) -> None:
         ticket: Ticket = pick.ticket
         now = self._clock.now()
-        ticket.has_first_byte = True
+        ticket.first_byte_at = now
         self._tickets.prefilled(ticket)
         if not ticket.is_stream:
             return  # its first byte is nearly its last, and says nothing about prefill
@@ -134,10 +134,12 @@ class FleetPicker:
 
     def ended(self, pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
         ticket: Ticket = pick.ticket
-        was_open = ticket.state.queue.end(ticket.number, self._clock.now())
+        now = self._clock.now()
+        was_open = ticket.state.queue.end(ticket.number, now)
         assert was_open, f"attempt {ticket.number} on {pick.worker} ended twice"
         self._tickets.close(ticket)
         ticket.target.on_ended(end)
+        self.receipts.ended(ticket.decision, ticket.outcome(end, cached_tokens, now))
         if ticket.keys is None:
             return
         is_good = end is AttemptEnd.COMPLETE and ticket.has_first_byte
@@ -181,6 +183,13 @@ class FleetPicker:
         decision: Decision = pick.ticket.decision
         return decision.prompt_tokens - decision.expected_tokens
 
+    async def preview(self, request: InferenceRequest) -> Decision:
+        """What `pick` would choose now; nothing is charged or remembered. Raises as it does."""
+        reading = self.read(request)
+        if reading is not None:
+            await reading
+        return self._decide(request, frozenset(), self._clock.now())[0]
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _measure(self) -> None:
@@ -203,11 +212,19 @@ class FleetPicker:
         return self._pick(request, tried)
 
     def _pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
-        tokens = request.prompt if isinstance(request.prompt, array) else None
-        if tokens is None:
+        if not isinstance(request.prompt, array):
             self.accounts.unread_prompts += 1
         now = self._clock.now()
         self._tickets.settle(now)
+        decision, of_size, sources = self._decide(request, tried, now)
+        require_time(request, decision, now)
+        return self._commit(request, decision, of_size, sources, now)
+
+    def _decide(
+        self, request: InferenceRequest, tried: frozenset[WorkerId], now: Instant
+    ) -> tuple[Decision, dict[int, PromptKeys], list[int] | None]:
+        """Changes nothing. Raises NoWorker."""
+        tokens = request.prompt if isinstance(request.prompt, array) else None
         of_size = self._keys(request.grant, tokens)
         matched, sources, lending = (
             self._matched(len(tokens), of_size) if tokens and of_size else (None, None, None)
@@ -220,7 +237,7 @@ class FleetPicker:
                 source_tokens=sources,
                 owed=lending,
                 most_pulled_tokens=MAX_GRANT_BLOCKS * min(of_size, default=1),
-                home_key=_home_key(of_size) or _session_key(request),
+                home_key=home_key(of_size, request),
             ),
             now=now,
             boot=self._clock.boot(),
@@ -231,8 +248,7 @@ class FleetPicker:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
         if notes := self._notes():
             decision = replace(decision, notes=notes[:MAX_NOTES])
-        require_time(request, decision, now)
-        return self._commit(request, decision, of_size, sources, now)
+        return decision, of_size, sources
 
     def _notes(self) -> tuple[str, ...]:
         panic = (PANIC,) if self._fleet.is_panicking else ()
@@ -388,7 +404,7 @@ class FleetPicker:
         )
         self._charge(ticket, now)
         self.accounts.remember(decision)
-        self.receipts.add(decision)
+        self.receipts.add(decision, self._clock.wall())
         self._note_hot(request, keys, decision, now)
         return picked
 
@@ -403,9 +419,7 @@ class FleetPicker:
     def _charge(self, ticket: Ticket, now: Instant) -> None:
         """Enter the attempt in every book, or, where one of them objects, in none."""
         decision, target, queue = ticket.decision, ticket.target, ticket.state.queue
-        queue_ms = decision.candidates.queue_ms[decision.choice]
-        takes_ms = queue_ms + decision.candidates.transfer_ms[decision.choice] + decision.miss_ms
-        due = None if ticket.is_stream else Instant(now + takes_ms)
+        due = None if ticket.is_stream else Instant(now + ticket.predicted_ms)
         target.on_sent()
         self._tickets.open(ticket, due)
         try:
@@ -477,20 +491,3 @@ def _owed_from(decision: Decision, keys: KeyChain, further_tokens: int) -> int:
     known_blocks = decision.matched_tokens // keys.block_tokens
     first_tokens = decision.prompt_tokens - further_tokens
     return owed_from(known_blocks, len(keys), _reusable_blocks(first_tokens, keys.block_tokens))
-
-
-def _home_key(of_size: dict[int, PromptKeys]) -> bytes | None:
-    """The chain value at the first checkpoint, or at the last full block of a shorter prompt."""
-    for block_tokens, known in of_size.items():
-        keys = known.private
-        if len(keys):
-            return keys[min(len(keys), max(1, CHECKPOINT_TOKENS[0] // block_tokens)) - 1]
-    return None
-
-
-def _session_key(request: InferenceRequest) -> bytes | None:
-    """Where nothing can be told from the prompt, a session keeps to its own two homes."""
-    if request.session is None:
-        return None
-    named = request.grant.domain + request.session.encode()
-    return hashlib.blake2b(named, digest_size=32, person=b"session").digest()

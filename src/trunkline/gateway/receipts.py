@@ -1,4 +1,5 @@
-"""The latest decisions, for operators; and what of each one a client may be told.
+"""The latest decisions and what came true of them, for operators; and what of each one a client may
+be told.
 
 Who may not see decisions is told a name that means something to operators alone: workers and what
 was predicted of them are a channel between tenants. Read `admin.py` for who asks.
@@ -7,42 +8,81 @@ was predicted of them are a channel between tenants. Read `admin.py` for who ask
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
-from trunkline.core.decision import Decision
+from trunkline.core.decision import Decision, Outcome
+from trunkline.core.records import WallTime
 from trunkline.gateway.contracts import Grant
+
+MAX_ATTEMPTS = 8
+"""Kept of one request id, the latest: a client may use an id more than once."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Receipt:
+    """One attempt: the choice, and what came of it once it is over."""
+
+    decision: Decision
+    at: WallTime
+    """When it was chosen."""
+    outcome: Outcome | None = field(default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole record, ready for JSON."""
+        return {
+            "at": datetime.fromtimestamp(self.at, UTC).isoformat("T", "milliseconds"),
+            **self.decision.as_dict(),
+            "outcome": None if self.outcome is None else self.outcome.as_dict(),
+        }
 
 
 class Receipts:
-    """The last `kept` decisions by request id. With `is_told`, answers carry them."""
+    """The attempts of the last `kept` requests, by id. With `is_told`, answers carry the choice."""
 
     def __init__(self, *, kept: int, is_told: bool, key: bytes) -> None:
         """`key` (16 to 64 secret bytes) makes the names that tell nothing."""
         self._kept = kept
         self._is_told = is_told
         self._key = key
-        self._decisions: OrderedDict[str, Decision] = OrderedDict()
+        self._attempts: OrderedDict[str, deque[Receipt]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._decisions)
+        return len(self._attempts)
 
-    def newest_first(self) -> Iterator[Decision]:
-        return reversed(self._decisions.values())
+    def newest_first(self) -> Iterator[Receipt]:
+        """The last attempt of each request."""
+        return (attempts[-1] for attempts in reversed(self._attempts.values()))
 
-    def find(self, name: str) -> Decision | None:
-        """The decision of a request, by its id or by the name that its client was told."""
-        found = self._decisions.get(name)
-        if found is not None:
-            return found
-        return next((d for d in self.newest_first() if self._opaque(d.request_id) == name), None)
+    def find(self, name: str) -> Sequence[Receipt]:
+        """All attempts of a request, the first one first, by its id or by the name that its client
+        was told. None for one that is not known, or not any more.
+        """
+        found = self._attempts.get(name)
+        if found is None:
+            ids = (id_ for id_ in reversed(self._attempts) if self._opaque(id_) == name)
+            found = self._attempts.get(next(ids, ""))
+        return () if found is None else tuple(found)
 
-    def add(self, decision: Decision) -> None:
-        if self._kept:
-            self._decisions.pop(decision.request_id, None)
-            self._decisions[decision.request_id] = decision
-            if len(self._decisions) > self._kept:
-                self._decisions.popitem(last=False)
+    def add(self, decision: Decision, at: WallTime) -> None:
+        if not self._kept:
+            return
+        attempts = self._attempts.pop(decision.request_id, None)
+        if attempts is None:
+            attempts = deque[Receipt](maxlen=MAX_ATTEMPTS)
+        attempts.append(Receipt(decision=decision, at=at))
+        self._attempts[decision.request_id] = attempts
+        if len(self._attempts) > self._kept:
+            self._attempts.popitem(last=False)
+
+    def ended(self, decision: Decision, outcome: Outcome) -> None:
+        """What came of a choice; of one that is not kept any more, nothing."""
+        for receipt in self._attempts.get(decision.request_id, ()):
+            if receipt.decision is decision:
+                receipt.outcome = outcome
 
     def told(self, grant: Grant, decision: Decision) -> str:
         """What the client's answer says of it: all there is, a name, or nothing."""

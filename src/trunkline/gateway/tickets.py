@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
-from trunkline.core.decision import Decision
+from trunkline.core.decision import Decision, Outcome
 from trunkline.core.fleet import WorkerState
 from trunkline.core.identity import DIGEST_BYTES
 from trunkline.core.keys import KeyChain
 from trunkline.core.records import Instant, WorkerId
 from trunkline.gateway.pulls import PullOrder
-from trunkline.ports.worker import Target
+from trunkline.ports.worker import AttemptEnd, Target
 
 MAX_SIBLINGS = 64
 """So that thousands that wait at a worker which dies do not ask each other: 0.25 us each."""
@@ -50,8 +50,8 @@ class Ticket:
     """What it was told to pull, until the answer says what became of it."""
     is_prefilled: bool = False
     """It owes nothing any more, as far as we can tell."""
-    has_first_byte: bool = False
-    """The worker began to answer with a status below 300."""
+    first_byte_at: Instant | None = None
+    """When the worker began to answer with a status below 300; None before, or if it did not."""
 
     @property
     def worker(self) -> WorkerId:
@@ -60,6 +60,29 @@ class Ticket:
     @property
     def is_pulling(self) -> bool:
         return self.decision.source is not None
+
+    @property
+    def has_first_byte(self) -> bool:
+        return self.first_byte_at is not None
+
+    @property
+    def predicted_ms(self) -> float:
+        """From its choice to the end of its prefill."""
+        candidates, choice = self.decision.candidates, self.decision.choice
+        waits_ms = candidates.queue_ms[choice] + candidates.transfer_ms[choice]
+        return waits_ms + self.decision.miss_ms
+
+    def outcome(self, end: AttemptEnd, cached_tokens: int | None, now: Instant) -> Outcome:
+        """What came true, now that it is over."""
+        first = self.first_byte_at
+        return Outcome(
+            end=end.value,
+            predicted_ms=self.predicted_ms,
+            first_byte_ms=None if first is None else first - self.sent_at,
+            took_ms=now - self.sent_at,
+            predicted_tokens=self.decision.expected_tokens,
+            reused_tokens=cached_tokens,
+        )
 
 
 _NONE: Mapping[int, Ticket] = MappingProxyType({})
