@@ -14,7 +14,7 @@ from trunkline.control.flush import Flushed, flush
 from trunkline.control.member import Member, MemberParts
 from trunkline.control.supervised import Supervised
 from trunkline.control.views import CheckView, Heartbeat, MemberView, WorkerSpec
-from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
+from trunkline.core.digest import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.leases import LeaseTable
 from trunkline.core.records import BootInstant
 from trunkline.errors import ConfigError

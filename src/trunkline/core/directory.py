@@ -12,11 +12,11 @@ claim a block behind a hole, or know a namespace that was retired. Read `feed.py
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
+from trunkline.core.digest import MAX_CHECKPOINTS_PER_HEARTBEAT, Digest
 from trunkline.core.events import BlocksRemoved, BlocksStored
 from trunkline.core.identity import Namespace
 from trunkline.core.keys import KeyChain
@@ -46,7 +46,6 @@ SWEEP_BLOCKS = 4_096 if IMPLEMENTATION == "compiled" else 256
 """Blocks of retired namespaces dropped in one step: 0.3 ms compiled, 3 ms in Python."""
 SMALL_SHARE_BLOCKS = 65_536
 """Every worker may hold so many blocks, however small the index or the cache it tells of."""
-MAX_CHECKPOINTS_PER_HEARTBEAT = 4_096
 
 
 class StoreOutcome(Enum):
@@ -97,21 +96,9 @@ class _Holder:
     is_barred: bool = False
     told_share: float = 1.0
     """Of what it told, what is believed to be there still."""
-    digest: _Digest | None = None
+    digest: Digest | None = None
     predicted_until: float = 0.0
     event_age_ms: float = 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Digest:
-    """The last heartbeat of a digest-mode worker, and when we last routed to each checkpoint."""
-
-    reported: frozenset[BlockKey] = frozenset()
-    is_complete: bool = False
-    taken_at: Instant = Instant(0.0)
-    routed_at: OrderedDict[BlockKey, Instant] = field(
-        default_factory=OrderedDict[BlockKey, Instant]
-    )
 
 
 class Directory:
@@ -350,11 +337,7 @@ class Directory:
             chain.public_blocks,
         )
         if holder.digest is not None:
-            for _, key in chain.checkpoints():
-                holder.digest.routed_at.pop(key, None)
-                holder.digest.routed_at[key] = now
-            while len(holder.digest.routed_at) > MAX_CHECKPOINTS_PER_HEARTBEAT:
-                holder.digest.routed_at.popitem(last=False)
+            holder.digest.routed((key for _, key in chain.checkpoints()), now)
 
     def _admitted(self, namespace: Namespace | None) -> int | None:
         """The namespace's number, -1 for none; None where it is new and there is no room."""
@@ -399,10 +382,8 @@ class Directory:
             most = MAX_CHECKPOINTS_PER_HEARTBEAT
             raise ValueError(f"{worker}: {len(checkpoints)} checkpoint keys, at most {most}")
         holder = self._holders[worker]
-        digest = holder.digest = holder.digest or _Digest()
-        digest.reported = frozenset(checkpoints)
-        digest.is_complete = is_complete
-        digest.taken_at = taken_at
+        digest = holder.digest = holder.digest or Digest()
+        digest.report(checkpoints, is_complete=is_complete, taken_at=taken_at)
         self._note_special(worker, holder)
 
     def expire(self, now: Instant) -> None:
@@ -429,7 +410,7 @@ class Directory:
             if holder.is_barred or (not holder.is_trusted and self._index.held_count(slot)):
                 device[slot] = resident[slot] = expected[slot] = 0
             elif holder.digest is not None and holder.block_tokens == chain.block_tokens:
-                depth = _digest_depth(holder.digest, checkpoints, chain, expected[slot])
+                depth = holder.digest.depth(checkpoints, chain, expected[slot])
                 expected[slot] = max(depth, device[slot])
             elif holder.told_share < 1.0:
                 expected[slot] = int(expected[slot] * holder.told_share)
@@ -477,24 +458,3 @@ def _check_block_tokens(worker: WorkerId, block_tokens: object) -> None:
         raise ValueError(
             f"{worker}: block size {block_tokens!r} must be a whole number, 1 to 65536"
         )
-
-
-def _digest_depth(
-    digest: _Digest, checkpoints: list[tuple[int, BlockKey]], chain: KeyChain, expected: int
-) -> int:
-    """Join what we routed there with what the worker reports: a checkpoint that a complete report
-    lacks, and that we did not route since, ends the prefix; one that it has extends it.
-    """
-    depth = expected
-    for tokens, key in checkpoints:
-        blocks = tokens // chain.block_tokens
-        if key in digest.reported:
-            depth = max(depth, blocks)
-        elif digest.is_complete and digest.routed_at.get(key, -1.0) < digest.taken_at:
-            return depth if blocks > depth else _below(checkpoints, tokens, chain)
-    return depth
-
-
-def _below(checkpoints: list[tuple[int, BlockKey]], tokens: int, chain: KeyChain) -> int:
-    """Blocks of the deepest checkpoint above a missing one; 0 when there is none."""
-    return max((t // chain.block_tokens for t, _ in checkpoints if t < tokens), default=0)

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from trunkline.core.directory import MAX_CHECKPOINTS_PER_HEARTBEAT
+from trunkline.core.digest import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.errors import GatewayError
 from trunkline.gateway import metrics
