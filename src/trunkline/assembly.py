@@ -18,6 +18,7 @@ from trunkline.core.cost import CostModel
 from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksRemoved
 from trunkline.core.fleet import Fleet
+from trunkline.core.hearsay import Hearsay
 from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, derive_namespace
 from trunkline.core.links import LinkProfile, Links, gbit_per_s
 from trunkline.core.profiles import Profile, profile_named
@@ -123,6 +124,16 @@ class Core:
     parity: Parity
     identity: Callable[[int], ModelIdentity]
     """The served model's, for workers of a block size."""
+
+    def with_hearsay(self) -> Hearsay:
+        """From here on choices are told to other gateways, and theirs are heard."""
+
+        def ttl_ms(worker: WorkerId) -> float:
+            target = self.picker.target(worker)
+            return 0.0 if target is None else target.predicted_ttl_ms
+
+        self.picker.hearsay = Hearsay(self.directory, ttl_ms)
+        return self.picker.hearsay
 
 
 def assemble(config: Config, given: Given) -> Core:

@@ -131,7 +131,9 @@ class Authority:
         if self.tenants is not None:
             self.tenants.here.attach(front, [core.namespaces for core in cores])
             if self.tenants.gateways is not None:
-                self.tenants.gateways.share_load([core.fleet for core in cores])
+                fleets = [core.fleet for core in cores]
+                hearsay = [core.with_hearsay() for core in cores]
+                self.tenants.gateways.share_load(fleets, hearsay)
 
 
 @asynccontextmanager

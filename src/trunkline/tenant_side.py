@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from trunkline.assembly import Core
 from trunkline.authority import Tenants
+from trunkline.control.load_sync import LoadSync
 from trunkline.gateway.errands import Errands
 from trunkline.gateway.filler import Filler, FillerParts
 from trunkline.gateway.metrics import Sample, summed
@@ -66,6 +67,8 @@ class TenantMetrics:
         if (gateways := tenants.gateways) is not None:
             yield Sample("gateway_lease_seconds", max(0.0, gateways.left_ms()) / 1_000.0)
             yield Sample("gateways_other", gateways.others())
+            if gateways.load is not None:
+                yield from _words(gateways.load)
         health = tenants.audit.health()
         yield Sample("audit_sinks_up", health.sinks_up)
         pending = health.pending + tenants.revoker.outbox.pending_records
@@ -73,3 +76,9 @@ class TenantMetrics:
         yield Sample("audit_records_dropped_total", health.dropped)
         holders = tenants.holdings.all()
         yield Sample("worker_leases_active", sum(holder.is_granted() for holder in holders))
+
+
+def _words(load: LoadSync) -> Iterable[Sample]:
+    """What gateways tell one another of what they expect at the workers."""
+    yield Sample("gateway_words_refused_total", load.refused)
+    yield from (Sample("foretold_blocks_total", count, (end,)) for end, count in load.ends())

@@ -157,7 +157,7 @@ def test_too_many_tellers_or_workers_are_not_taken(
         here.start(1, 5.0, worker)
     body = here.sync.word(here.clock.now())
     assert body is not None
-    assert msgspec.msgpack.decode(body) == ["g0", {W1: 5.0}]
+    assert msgspec.msgpack.decode(body) == ["g0", {W1: 5.0}, []]
 
 
 def test_homes_are_the_same_at_all_gateways_whatever_order_they_learnt_the_workers_in(

@@ -14,10 +14,12 @@ from picker_bench import (
     FAILED,
     GONE,
     W0,
+    W1,
     Bench,
     ids,
 )
 
+from trunkline.core.hearsay import Hearsay
 from trunkline.core.keys import KeyChain
 from trunkline.gateway.contracts import (
     AttemptEnd,
@@ -162,3 +164,58 @@ def test_what_an_attempt_owes_is_there_to_be_lent_from_its_first_byte_on() -> No
     assert lending.there_tokens(state, tokens) == tokens
     assert lending.ready_ms(state, tokens, bench.clock.now()) == 0.0
     bench.picker.ended(picked, COMPLETE, 0)
+
+
+# -- what other gateways are told ----------------------------------------------------------------
+
+
+def heard_by(bench: Bench) -> Hearsay:
+    bench.picker.hearsay = Hearsay(bench.directory, lambda _: bench.ttl_ms)
+    return bench.picker.hearsay
+
+
+def told(hearsay: Hearsay) -> list[tuple[int, int]]:
+    """First new block and how many, of each run."""
+    return [(run.first_block, run.block_count) for _, run in hearsay.drained()]
+
+
+def test_others_are_told_what_is_new_at_the_worker() -> None:
+    bench = Bench(W0)
+    hearsay = heard_by(bench)
+    bench.pick(ids(10 * BLOCK + 1))
+    bench.pick(ids(10 * BLOCK) + ids(5 * BLOCK + 1, 7_000))
+    bench.pick(ids(10 * BLOCK))
+    assert told(hearsay) == [(0, 10), (10, 5)], "the last block, computed anyway, is not new"
+
+
+def test_of_a_worker_without_events_others_are_told_all() -> None:
+    bench = Bench(W0)
+    hearsay = heard_by(bench)
+    bench.pick(ids(10 * BLOCK + 1))
+    target = bench.picker.target(W0)
+    assert target is not None
+    target.is_exact = False
+    bench.pick(ids(10 * BLOCK) + ids(5 * BLOCK + 1, 7_000))
+    assert told(hearsay) == [(0, 10), (0, 15)]
+
+
+def test_others_are_not_told_of_what_failed_before_the_beat() -> None:
+    bench = Bench(W0)
+    hearsay = heard_by(bench)
+    picked = bench.pick(ids(10 * BLOCK + 1))
+    bench.picker.ended(picked, FAILED, None)
+    assert told(hearsay) == []
+
+
+def test_what_another_gateway_chose_is_followed() -> None:
+    bench, other = Bench(W0, W1), Bench(W0, W1)
+    hearsay, heard = heard_by(bench), heard_by(other)
+    for number in range(8):
+        prompt = ids(10 * BLOCK + 1, 10_000 * number)
+        worker = bench.pick(prompt).worker
+        for name, run in hearsay.drained():
+            heard.hear(name, run, other.clock.now())
+        picked = other.pick(prompt)
+        assert (picked.worker, picked.ticket.decision.matched_tokens) == (worker, 10 * BLOCK)
+        bench.clock.ms += 100.0
+        other.clock.ms += 100.0

@@ -43,9 +43,10 @@ class Fleet:
         folder: Path,
         workers: int = 1,
         time_scale: int = 1,
+        feed: str = "exact",
     ) -> None:
         self.started, self.server, self.folder = started, server, folder
-        flags = ("--profile", "tiny", "--time-scale", str(time_scale))
+        flags = ("--profile", "tiny", "--time-scale", str(time_scale), "--feed", feed)
         self.urls = [worker.url for worker in started.workers(workers, *flags)]
         self.gateways: dict[str, Tenants] = {}
 

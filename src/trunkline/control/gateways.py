@@ -36,6 +36,7 @@ from trunkline.control.revocation import Revoker, order_of
 from trunkline.control.supervised import Supervised
 from trunkline.core.fleet import Fleet
 from trunkline.core.freshness import LEASE_BEAT_MS, LEASE_TTL_MS, Fencing, Order, grant_ms
+from trunkline.core.hearsay import Hearsay
 from trunkline.core.records import BootInstant
 from trunkline.errors import ConfigError, GatewayError, RegistryBroken
 from trunkline.observe import EventLog
@@ -127,10 +128,17 @@ class Gateways(Supervised):
         now = self._parts.clock.boot()
         return sum(peer.until > now for peer in self._parts.peers.values())
 
-    def share_load(self, fleets: Sequence[Fleet]) -> None:
-        """From here on gateways tell one another what they have sent to these workers."""
+    @property
+    def load(self) -> LoadSync | None:
+        """What the gateways tell one another of the work at the workers."""
+        return self._parts.load
+
+    def share_load(self, fleets: Sequence[Fleet], hearsay: Sequence[Hearsay]) -> None:
+        """From here on gateways tell one another what they have sent to these workers, and what of
+        their caches they expect by it.
+        """
         if self._parts.load is not None:
-            self.begin(self._parts.load.run(fleets), "load of gateways")
+            self.begin(self._parts.load.run(fleets, hearsay), "load of gateways")
 
     async def run(self, revoker: Revoker, watch: BackupWatch) -> None:
         """Until cancelled: keep the lease, and take in what the others do."""

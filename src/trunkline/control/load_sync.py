@@ -1,9 +1,11 @@
-"""What waits at each worker, told between gateways: a hint, ten times a second.
+"""What gateways tell one another of the work at their workers: a hint, ten times a second.
 
 Each sends the prefill time of what it has sent to each worker and has no first token of. What the
-others said is added up in the worker's book, so that gateways predict the same queue. Lost or late
-words cost time, never an answer: what is older than `FRESH_MS` counts no more. Must never: believe
-a number without a bound, or let a word outlive its sender. Read `core/load.py` for the book.
+others said is added up in the worker's book, so that gateways predict the same queue. With it goes
+which blocks it expects there by its choices since the last word. Lost or late words cost time,
+never an answer: a queue that is older than `FRESH_MS` counts no more, blocks are expected as long
+as by our own choices. Must never: believe a number without a bound, or let a queue outlive its
+sender. Read `core/load.py` for the book, `core/hearsay.py` for the blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from typing import Annotated
 import msgspec
 
 from trunkline.core.fleet import Fleet
-from trunkline.core.records import BootInstant, Instant, WorkerId
+from trunkline.core.hearsay import MAX_SAID_BLOCKS, MAX_SAID_RUNS, Heard, Hearsay
+from trunkline.core.identity import DIGEST_BYTES, TAG_BYTES
+from trunkline.core.keys import KeyRun
+from trunkline.core.records import BootInstant, Instant, NamespaceTag, WorkerId
 from trunkline.ports.board import Wire
 from trunkline.ports.clock import Clock
 
@@ -26,14 +31,32 @@ MAX_TOLD_WORKERS = 4_096
 MAX_TELLERS = 64
 """Lives of other gateways; words of further ones are not taken."""
 MAX_TOLD_MS = 600_000.0
+MAX_WORD_BYTES = 768 << 10
+"""Below what NATS takes by default. Of a longer word the blocks are left out."""
+MAX_HEARD_BYTES = 2 << 20
+"""More than the longest word that makes sense, with all workers named at length."""
+MAX_PACKED_BYTES = (MAX_SAID_BLOCKS + 1) * DIGEST_BYTES
+MAX_TOLD_RUNS = 2 * MAX_SAID_RUNS
+"""A choice tells of one run, or of two: what is public, and the rest."""
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Ms = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_TOLD_MS)]
 
 
+class _Told(msgspec.Struct, array_like=True):
+    worker: _Name
+    tag: Annotated[bytes, msgspec.Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
+    first_block: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    packed: Annotated[bytes, msgspec.Meta(max_length=MAX_PACKED_BYTES)]
+
+
 class _Word(msgspec.Struct, array_like=True):
     life: _Name
     queued: Annotated[dict[_Name, _Ms], msgspec.Meta(max_length=MAX_TOLD_WORKERS)]
+    told: Annotated[list[_Told], msgspec.Meta(max_length=MAX_TOLD_RUNS)] = msgspec.field(
+        default_factory=list[_Told]
+    )
+    """Nothing from gateways that are older than this field."""
 
 
 class LoadSync:
@@ -44,6 +67,7 @@ class LoadSync:
         self._wire = wire
         self._clock = clock
         self._fleets: Sequence[Fleet] = ()
+        self._hearsay: Sequence[Hearsay] = ()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(_Word)
         self._told: dict[str, tuple[BootInstant, dict[str, float]]] = {}
@@ -53,16 +77,26 @@ class LoadSync:
         self._had_work = False
         self.refused = 0
         """Words that made no sense, or came from too many."""
+        self.left_out_blocks = 0
+        """Of words that were too long with them."""
+        self.strange_blocks = 0
+        """Of workers that are not known here."""
         wire.hear(self.take)
 
-    async def run(self, fleets: Sequence[Fleet]) -> None:
-        self._fleets = fleets
+    async def run(self, fleets: Sequence[Fleet], hearsay: Sequence[Hearsay]) -> None:
+        self.attach(fleets, hearsay)
         while True:
             body = self.word(self._clock.now())
             if body is not None:
                 await self._wire.send(body)
             self.settle(self._clock.boot())
+            for one in self._hearsay:
+                one.expire(self._clock.now())
             await asyncio.sleep(BEAT_MS / 1_000.0)
+
+    def attach(self, fleets: Sequence[Fleet], hearsay: Sequence[Hearsay]) -> None:
+        """What there is to tell of, and what is to know what others tell."""
+        self._fleets, self._hearsay = fleets, hearsay
 
     def word(self, now: Instant) -> bytes | None:
         """What is to be told; None where there is nothing, and was nothing before."""
@@ -72,16 +106,32 @@ class LoadSync:
                 own_ms = state.queue.own_ms(now)
                 if own_ms >= 1.0 and len(queued) < MAX_TOLD_WORKERS:
                     queued[state.worker] = min(round(own_ms, 1), MAX_TOLD_MS)
+        drained = [told for one in self._hearsay for told in one.drained()]
+        told = [
+            _Told(worker=worker, tag=run.tag, first_block=run.first_block, packed=run.packed)
+            for worker, run in drained[:MAX_TOLD_RUNS]
+        ]
+        self.left_out_blocks += sum(run.block_count for _, run in drained[MAX_TOLD_RUNS:])
         had_work, self._had_work = self._had_work, bool(queued)
-        if not queued and not had_work:
+        if not queued and not had_work and not told:
             return None
-        return self._encoder.encode(_Word(life=self._life, queued=queued))
+        word = _Word(life=self._life, queued=queued, told=told[:MAX_TOLD_RUNS])
+        body = self._encoder.encode(word)
+        if len(body) > MAX_WORD_BYTES:
+            self.left_out_blocks += sum(run.block_count for _, run in drained[:MAX_TOLD_RUNS])
+            word.told = []
+            body = self._encoder.encode(word)
+        return body
 
     def take(self, body: bytes) -> None:
         """What somebody said; in the books at once."""
+        if len(body) > MAX_HEARD_BYTES:
+            self.refused += 1
+            return
         try:
             word = self._decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+            runs = [(WorkerId(told.worker), _run(told)) for told in word.told]
+        except (msgspec.DecodeError, RecursionError, ValueError):
             self.refused += 1
             return
         if word.life == self._life:
@@ -92,6 +142,28 @@ class LoadSync:
         now = self._clock.boot()
         self._told[word.life] = (now, word.queued)
         self.settle(now)
+        for worker, run in runs:
+            self._pass_on(worker, run)
+
+    def ends(self) -> list[tuple[str, int]]:
+        """What became of the blocks that were to be told, and of those that were heard."""
+        stats = [one.stats for one in self._hearsay]
+        left_out = self.left_out_blocks + sum(one.left_out for one in stats)
+        return [
+            ("told", sum(one.said for one in stats) - self.left_out_blocks),
+            ("left-out", left_out),
+            ("taken", sum(one.taken for one in stats)),
+            ("loose", sum(one.loose for one in stats)),
+            ("stale", sum(one.stale for one in stats)),
+            ("no-worker", self.strange_blocks),
+        ]
+
+    def _pass_on(self, worker: WorkerId, run: KeyRun) -> None:
+        """To the model whose worker it is."""
+        for one in self._hearsay:
+            if one.hear(worker, run, self._clock.now()) is not Heard.NO_WORKER:
+                return
+        self.strange_blocks += run.block_count
 
     def settle(self, now: BootInstant) -> None:
         """Add up what is fresh, and forget the rest."""
@@ -113,3 +185,9 @@ class LoadSync:
                     if elsewhere_ms:
                         raised.add(name)
         self._raised = raised
+
+
+def _run(told: _Told) -> KeyRun:
+    """Raises ValueError where the keys make none."""
+    tag = NamespaceTag(told.tag)
+    return KeyRun(tag=tag, first_block=told.first_block, packed=told.packed)

@@ -324,6 +324,7 @@ class Member:
                 endpoint=self.spec.endpoint,
                 headers=rank_headers(self._ranks, worker, self.spec.name),
                 predicted_ttl_ms=ttl_ms,
+                is_exact=is_exact,
                 max_model_len=facts.max_model_len,
                 engine=facts.engine,
                 models=frozenset(self.models),

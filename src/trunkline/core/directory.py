@@ -19,7 +19,7 @@ from enum import Enum
 from trunkline.core.digest import MAX_CHECKPOINTS_PER_HEARTBEAT, Digest
 from trunkline.core.events import BlocksRemoved, BlocksStored
 from trunkline.core.identity import Namespace
-from trunkline.core.keys import KeyChain
+from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, KeyRun
 from trunkline.core.records import (
     BlockKey,
     Incarnation,
@@ -99,6 +99,13 @@ class _Holder:
     digest: Digest | None = None
     predicted_until: float = 0.0
     event_age_ms: float = 0.0
+
+    def expires_ms(self, until_ms: float) -> float:
+        """When a prediction that is to count until then ends: events that come late confirm late.
+        And a slot's predictions expire in order, also when a TTL has just become shorter.
+        """
+        self.predicted_until = max(self.predicted_until, until_ms + self.event_age_ms)
+        return self.predicted_until
 
 
 class Directory:
@@ -323,21 +330,38 @@ class Directory:
         namespace_id, lead_id = self._admitted(chain.namespace), self._admitted(chain.public)
         if holder.block_tokens != chain.block_tokens or namespace_id is None or lead_id is None:
             return
-        # Events that come late confirm late. And one slot's predictions must expire in order, also
-        # when a TTL has just become shorter.
-        expires_ms = now + ttl_ms + holder.event_age_ms
-        holder.predicted_until = max(holder.predicted_until, expires_ms)
         self._index.predict(
             holder.slot,
             namespace_id,
             chain.packed,
-            holder.predicted_until,
+            holder.expires_ms(now + ttl_ms),
             holder.max_predicted,
             lead_id,
             chain.public_blocks,
         )
         if holder.digest is not None:
             holder.digest.routed((key for _, key in chain.checkpoints()), now)
+
+    def foretold(self, worker: WorkerId, run: KeyRun, *, now: Instant, ttl_ms: float) -> bool:
+        """Another gateway expects a part of a chain at a worker. False where its namespace is not
+        in use here, the block before it is not known at all, or the worker has another block size.
+        """
+        holder = self._holders[worker]
+        namespace = self._by_salt.get(self._salts.get(run.tag, ""))
+        if namespace is None or namespace.model.block_tokens != holder.block_tokens:
+            return False
+        # An index takes the first block of what it is given for the first of a chain, unless it
+        # knows that block already.
+        if run.before and not any(map(any, self._index.match(run.before))):
+            return False
+        namespace_id = self._namespace_ids[run.tag]
+        expires_ms = holder.expires_ms(now + ttl_ms)
+        self._index.predict(holder.slot, namespace_id, run.packed, expires_ms, holder.max_predicted)
+        if holder.digest is not None:
+            depths = (tokens // holder.block_tokens for tokens in CHECKPOINT_TOKENS)
+            keys = (run.key(depth - 1) for depth in depths if depth)
+            holder.digest.routed((key for key in keys if key is not None), now)
+        return True
 
     def _admitted(self, namespace: Namespace | None) -> int | None:
         """The namespace's number, -1 for none; None where it is new and there is no room."""

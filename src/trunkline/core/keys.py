@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trunkline.core.identity import DIGEST_BYTES, Namespace
-from trunkline.core.records import BlockKey
+from trunkline.core.records import BlockKey, NamespaceTag
 from trunkline.native import chain_keys
 
 CHECKPOINT_TOKENS = (256, 1024, 4096)
@@ -32,6 +32,38 @@ class Region:
     namespace: Namespace
     first_block: int
     block_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRun:
+    """A part of a chain by its keys: the blocks from `first_block` on that are of one namespace.
+
+    Where `first_block` is not 0, the key of the block before it comes first in `packed`. Raises
+    ValueError for a run without a block.
+    """
+
+    tag: NamespaceTag
+    first_block: int
+    packed: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.first_block < 0 or len(self.packed) % DIGEST_BYTES or self.block_count < 1:
+            raise ValueError(f"{len(self.packed)} bytes of keys from block {self.first_block} on")
+
+    @property
+    def block_count(self) -> int:
+        return len(self.packed) // DIGEST_BYTES - (self.first_block > 0)
+
+    @property
+    def before(self) -> bytes:
+        """The key of the block before the first; empty where that is the first of its chain."""
+        return self.packed[:DIGEST_BYTES] if self.first_block else b""
+
+    def key(self, block: int) -> BlockKey | None:
+        """Of the block at this place of the chain; None where it is of another run."""
+        at = (block - max(0, self.first_block - 1)) * DIGEST_BYTES
+        is_here = self.first_block <= block < self.first_block + self.block_count
+        return BlockKey(self.packed[at : at + DIGEST_BYTES]) if is_here else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +111,18 @@ class KeyChain:
             return (private,)
         public = Region(namespace=self.public, first_block=0, block_count=self.public_blocks)
         return (public, private)
+
+    def runs(self, first_block: int, end_block: int) -> list[KeyRun]:
+        """The blocks from one place to before another: one run for each namespace among them."""
+        found: list[KeyRun] = []
+        for region in self.regions():
+            first = max(first_block, region.first_block)
+            end = min(end_block, region.first_block + region.block_count)
+            if first < end:
+                packed = self.packed[max(0, first - 1) * DIGEST_BYTES : end * DIGEST_BYTES]
+                tag = region.namespace.tag
+                found.append(KeyRun(tag=tag, first_block=first, packed=packed))
+        return found
 
     def salt_regions(self) -> list[tuple[int, str]]:
         """`(first token, salt)` of each region, for workers that can split the salt."""

@@ -177,6 +177,12 @@ FAMILIES: Mapping[str, Family] = {
         _gauge("registry_lost_revisions", "Changes that a restored backup had forgotten."),
         _gauge("gateway_lease_seconds", "Time this gateway may still reuse without the registry."),
         _gauge("gateways_other", "Further gateways at the registry that may be reusing."),
+        _counter(
+            "foretold_blocks_total",
+            "Blocks that gateways tell one another they expect, by what became of them.",
+            "end",
+        ),
+        _counter("gateway_words_refused_total", "Words of gateways that made no sense."),
         _gauge("audit_sinks_up", "Places that take audit records now; 0 stops all granting."),
         _gauge("audit_records_pending", "Audit records that wait for a sink."),
         _counter("audit_records_dropped_total", "Audit records that found no place to wait."),

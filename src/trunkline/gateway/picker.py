@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from trunkline.core.cost import calibrate
-from trunkline.core.debts import Lending, owed_from
+from trunkline.core.debts import Lending
 from trunkline.core.decision import Decision
 from trunkline.core.directory import Directory
 from trunkline.core.fleet import Fleet, WorkerState
+from trunkline.core.hearsay import Hearsay
 from trunkline.core.identity import DIGEST_BYTES
 from trunkline.core.keys import KeyChain
 from trunkline.core.records import Instant, WorkerId
@@ -32,7 +33,7 @@ from trunkline.gateway.patience import first_token_ms
 from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
 from trunkline.gateway.receipts import Receipts
 from trunkline.gateway.telling import salted, told_headers, transfer_params
-from trunkline.gateway.tickets import Ticket, Tickets
+from trunkline.gateway.tickets import Ticket, Tickets, first_owed, reusable_blocks
 from trunkline.gateway.tokenise import PromptTokens, too_long
 from trunkline.ports.clock import Clock
 from trunkline.ports.worker import AttemptEnd, PullAddress, Target
@@ -59,6 +60,8 @@ class FleetPicker:
     ) -> None:
         """Without a `desk` nothing is pulled."""
         self.desk = desk
+        self.hearsay: Hearsay | None = None
+        """What other gateways expect; None without any."""
         self.accounts = Accounts()
         self.receipts = receipts
         self._fleet = fleet
@@ -281,14 +284,18 @@ class FleetPicker:
         sources: list[int] | None = None
         lending: Lending | None = None
         for block_tokens, keys in of_size.items():
-            limit = _reusable_blocks(token_count, block_tokens)
+            limit = reusable_blocks(token_count, block_tokens)
+            if self.hearsay is not None:
+                self.hearsay.asked(keys.private.namespace.tag, started)
             match = self._directory.match(keys.private)
             counts = [(b if b < limit else limit) * block_tokens for b in match.expected]
             can_pull = self.desk is not None and self._prompts.is_exact
             if self.desk is not None and can_pull and len(of_size) == 1 and keys.zoned is None:
-                sources = self.desk.source_tokens(
-                    match.expected, keys.private, self._pulling(), limit
-                )
+                pulling, lendable = self._pulling(), match.expected
+                if self.hearsay is not None:
+                    states = [state for state, _ in pulling]
+                    lendable = self.hearsay.lendable(match, keys.private, states, started)
+                sources = self.desk.source_tokens(lendable, keys.private, pulling, limit)
                 lending = self._lending(keys.private)
             if keys.zoned is not None:
                 self._prefer_public(keys, keys.zoned, counts, limit)
@@ -382,7 +389,7 @@ class FleetPicker:
             target=target,
             decision=decision,
             keys=keys,
-            owed_from=0 if keys is None else _owed_from(decision, keys, request.further_tokens),
+            owed_from=0 if keys is None else first_owed(decision, keys, request.further_tokens),
             sent_at=now,
             is_stream=request.is_stream,
             pull=self._order(request, decision, keys, sources),
@@ -430,6 +437,10 @@ class FleetPicker:
             if ticket.keys is not None and target.predicted_ttl_ms > 0:
                 ttl_ms = target.predicted_ttl_ms
                 self._directory.predict(ticket.worker, ticket.keys, now=now, ttl_ms=ttl_ms)
+                if self.hearsay is not None:
+                    # Of a worker with events the others know what it had before.
+                    new_from = ticket.owed_from if target.is_exact else 0
+                    self.hearsay.say(ticket.number, ticket.worker, ticket.keys, new_from)
         except BaseException:
             queue.end(ticket.number, now)
             self._tickets.close(ticket)
@@ -468,6 +479,8 @@ class FleetPicker:
         """Nobody is to expect what this attempt did not fill, but for what others there will fill
         in its place, or had filled before it.
         """
+        if self.hearsay is not None:
+            self.hearsay.unsay(ticket.number)
         if self._fleet.get(ticket.worker) is not ticket.state:
             return  # the worker is gone, or lives anew and never heard of this attempt
         kept = self._tickets.hand_over(ticket)
@@ -480,14 +493,3 @@ class FleetPicker:
             self.accounts.reused_tokens += cached_tokens
         else:
             self.accounts.reported(ticket.decision, block_tokens, cached_tokens)
-
-
-def _reusable_blocks(tokens: int, block_tokens: int) -> int:
-    """The last token is always computed, so the whole of a prompt is never reused."""
-    return max(0, tokens - 1) // block_tokens
-
-
-def _owed_from(decision: Decision, keys: KeyChain, further_tokens: int) -> int:
-    known_blocks = decision.matched_tokens // keys.block_tokens
-    first_tokens = decision.prompt_tokens - further_tokens
-    return owed_from(known_blocks, len(keys), _reusable_blocks(first_tokens, keys.block_tokens))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
+from trunkline.core.debts import owed_from
 from trunkline.core.decision import Decision, Outcome
 from trunkline.core.fleet import WorkerState
 from trunkline.core.identity import DIGEST_BYTES
@@ -83,6 +84,18 @@ class Ticket:
             predicted_tokens=self.decision.expected_tokens,
             reused_tokens=cached_tokens,
         )
+
+
+def reusable_blocks(tokens: int, block_tokens: int) -> int:
+    """The last token is always computed, so the whole of a prompt is never reused."""
+    return max(0, tokens - 1) // block_tokens
+
+
+def first_owed(decision: Decision, keys: KeyChain, further_tokens: int) -> int:
+    """What an attempt owes from, of a prompt with so many tokens behind those of the chain."""
+    known_blocks = decision.matched_tokens // keys.block_tokens
+    first_tokens = decision.prompt_tokens - further_tokens
+    return owed_from(known_blocks, len(keys), reusable_blocks(first_tokens, keys.block_tokens))
 
 
 _NONE: Mapping[int, Ticket] = MappingProxyType({})

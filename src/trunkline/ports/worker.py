@@ -144,6 +144,8 @@ class Target:
     """Sent with each request, for example the data-parallel rank."""
     predicted_ttl_ms: float = 0.0
     """How long a decision counts as residency there."""
+    is_exact: bool = True
+    """Its cache events say what it holds; without them only what was sent there does."""
     max_model_len: int | None = None
     """Longest prompt that it takes; None where it does not say."""
     engine: EngineKind = EngineKind.UNKNOWN
