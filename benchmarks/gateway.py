@@ -41,6 +41,7 @@ from trunkline.config import Config, LimitsConfig, ListenConfig, RetryConfig, Up
 from trunkline.core.fleet import WorkerState
 from trunkline.core.records import WorkerId
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick, Picker
+from trunkline.gateway.fair_line import FairPicker
 from trunkline.gateway.front import FrontParts, Readiness, serve_front
 from trunkline.ports.worker import Target
 from trunkline.wiring import build_core
@@ -73,7 +74,9 @@ class OneWorker:
 
 
 def real_picker(worker_port: int) -> Picker:
-    """The gateway's own picker, over 16 workers that all are the one load process."""
+    """The gateway's own picker with the line before it, as everybody who serves has it, over 16
+    workers that all are the one load process.
+    """
     clock = SystemClock()
     core = build_core(Config(), clock)
     endpoint = Endpoint(host="127.0.0.1", port=worker_port, host_header="worker")
@@ -82,7 +85,7 @@ def real_picker(worker_port: int) -> Picker:
         slot = core.directory.join(worker, block_tokens=16)
         core.fleet.add(WorkerState(worker=worker, slot=slot, block_tokens=16))
         core.picker.add_target(Target(worker=worker, endpoint=endpoint, predicted_ttl_ms=5_000.0))
-    return core.picker
+    return FairPicker(core.picker, fleet=core.fleet, clock=clock)
 
 
 def full_bodies(count: int = 500) -> str:

@@ -96,7 +96,7 @@ class QueueConfig:
         2_000.0, "How long a wait is taken for a burst.", low=10.0, high=600_000.0
     )
     queue_one_tenant: bool = setting(
-        False,
+        True,
         "Let requests wait here, and shed overload, where everybody is one tenant, too; else all "
         "are sent to workers at once.",
     )

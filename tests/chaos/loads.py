@@ -103,8 +103,7 @@ def overload(stage: Stage) -> list[Finding]:
     """Three times of what two workers can do, for five minutes."""
     able = 2 / WARM_S
     with processes() as started:
-        # As with tenants: where everybody is one, nothing waits at the gateway unless it is told.
-        _, gateway = _fleet(started, 2, "--queue-one-tenant")
+        _, gateway = _fleet(started, 2)
         pid = gateway.process.child.pid
         with Crowd([gateway.url], _maker(stage), rate_per_s=0.9 * able) as crowd:
             time.sleep(5 * HEARTBEAT_S)

@@ -58,6 +58,14 @@ def test_what_a_class_may_wait_rises_with_it() -> None:
     assert allowed_ms[-1] < overload.slough_ms
 
 
+def test_a_worker_has_at_most_half_of_the_target_in_front_of_it_while_there_is_overload() -> None:
+    overload = Overload(target_ms=500.0, interval_ms=2_000.0)
+    assert overload.room_ms(600.0) == 600.0
+    overload.look(600.0, Instant(2_000.0))
+    assert overload.is_on
+    assert (overload.room_ms(600.0), overload.room_ms(100.0)) == (250.0, 100.0)
+
+
 @pytest.mark.parametrize("gap_ms", [0.1, 10.0, 1_000.0, 30_000.0])
 def test_a_pace_is_that_at_which_entries_leave(gap_ms: float) -> None:
     pace = Pace()
@@ -160,6 +168,19 @@ def test_f10_three_times_the_load_leaves_the_goodput_and_the_latency_of_who_is_s
     assert _p99([one.refused_ms - one.came_ms for one in refused if one.came_ms > 5_000.0]) == 0.0
     assert world.line.accounts.shed[Priority.NORMAL] == len(refused)
     assert world.most_waiting <= 3.5 * PER_S * (TARGET_MS + INTERVAL_MS) / 1_000.0
+
+
+def test_f10_what_waits_here_and_then_at_its_worker_waits_no_longer_than_the_target() -> None:
+    async def run() -> list[Served]:
+        world = Counting()
+        asked = _load(world, "a", 3.0, 1_000.0, 20_000.0)
+        await world.run()
+        return asked
+
+    asked = asyncio.run(run())
+
+    # Its own prefill, and of the one before it what a turn came late.
+    assert _ttft_p99_ms(asked, 5_000.0) <= TARGET_MS + 2.0 * prefill_ms(LONG)
 
 
 def test_f10_an_overload_that_ends_leaves_nothing_behind() -> None:

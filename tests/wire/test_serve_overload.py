@@ -11,7 +11,7 @@ SLOW = ("--profile", "fifo:60,0.05,1")
 
 def test_f10_what_would_wait_too_long_is_refused_with_a_time_to_come_again() -> None:
     bodies = [{"prompt": f"{n} {text_of(20, n)}", "max_tokens": 1} for n in range(400)]
-    flags = ("--queue-one-tenant", "--queue-target-ms", "100", "--queue-interval-ms", "400")
+    flags = ("--queue-target-ms", "100", "--queue-interval-ms", "400")
     with processes() as started:
         workers = started.workers(2, *SLOW)
         gateway = started.gateway([w.url for w in workers], *SLOW, *flags)
@@ -35,10 +35,21 @@ def test_without_a_target_everybody_waits_and_is_served() -> None:
     bodies = [{"prompt": f"{n} {text_of(20, n)}", "max_tokens": 1} for n in range(60)]
     with processes() as started:
         worker = started.worker(*SLOW)
-        gateway = started.gateway(
-            [worker.url], *SLOW, "--queue-one-tenant", "--queue-target-ms", "0"
-        )
+        gateway = started.gateway([worker.url], *SLOW, "--queue-target-ms", "0")
 
         answers = asyncio.run(at_once(gateway, bodies, "/v1/completions"))
 
         assert {one.status for one in answers} == {200}
+        assert gateway.metric("line_ended_total", end="sent") > 0
+
+
+def test_where_all_are_one_tenant_all_may_be_sent_to_workers_at_once() -> None:
+    bodies = [{"prompt": f"{n} {text_of(20, n)}", "max_tokens": 1} for n in range(60)]
+    with processes() as started:
+        worker = started.worker(*SLOW)
+        gateway = started.gateway([worker.url], *SLOW, "--no-queue-one-tenant")
+
+        answers = asyncio.run(at_once(gateway, bodies, "/v1/completions"))
+
+        assert {one.status for one in answers} == {200}
+        assert gateway.metric("line_ended_total") == 0

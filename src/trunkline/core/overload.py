@@ -7,7 +7,11 @@ faster dropping: while the queue is overloaded, whoever is predicted to wait lon
 may is refused as it comes, and the oldest go that have waited for three targets, as long as enough
 are left to keep the workers busy. It is over when nobody had to be refused for an interval.
 
-    priority   refused as it comes when it is predicted to wait beyond
+What is sent on waits again, at its worker. Both waits together are held against the target, and as
+turns are taken here, not there, half of the target is the most that a worker has in front of it
+while the queue is overloaded.
+
+    priority   refused as it comes when it is predicted to wait, here and there, beyond
     low        half the target, counting all that wait
     normal     the target, at its tenant's own turn
     high       twice the target, at its tenant's own turn
@@ -26,6 +30,8 @@ TARGET_MS = 500.0
 INTERVAL_MS = 2_000.0
 SLOUGH = 3.0
 """Targets that an entry may wait while the queue is overloaded: 1.5 s."""
+WORKER_SHARE = 0.5
+"""Of the target, what a worker may have in front of it while the queue is overloaded."""
 PACE_HALF_LIFE_MS = 1_000.0
 """How fast the pace forgets: a few longest prefills, so that one of them is not taken for it."""
 
@@ -76,8 +82,12 @@ class Overload:
         """Somebody was turned away for it."""
         self._refused_at = now
 
+    def room_ms(self, calm_ms: float) -> float:
+        """What a worker may have in front of it that may have so much without overload."""
+        return min(calm_ms, WORKER_SHARE * self.target_ms) if self.is_on else calm_ms
+
     def allowed_ms(self, priority: Priority) -> float:
-        """What one of this class may be predicted to wait."""
+        """What one of this class may be predicted to wait, at its worker included."""
         match priority:
             case Priority.LOW:
                 return 0.5 * self.target_ms

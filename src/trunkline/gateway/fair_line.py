@@ -266,8 +266,9 @@ class FairPicker:
         if priority is Priority.LOW:
             ahead = float(len(self._queue))
             turn_ms = self._pace.wait_ms(ahead, now)
-        if turn_ms > self._overload.allowed_ms(priority) and ahead >= self._least_kept():
-            raise self._shed(tenant, turn_ms, now)
+        wait_ms = turn_ms + self._room()
+        if wait_ms > self._overload.allowed_ms(priority) and ahead >= self._least_kept():
+            raise self._shed(tenant, wait_ms, now)
 
     def _least_kept(self) -> int:
         """One that waits for each worker: where a single prompt takes longer than all may wait,
@@ -435,8 +436,12 @@ class FairPicker:
                 return True
         # Where all are above their watermark, routing takes them all.
         if all(state.is_full for state in states):
-            return not states or any(s.queue.queue_ms(now) < self._room_ms for s in states)
+            room_ms = self._room()
+            return not states or any(s.queue.queue_ms(now) < room_ms for s in states)
         return False
+
+    def _room(self) -> float:
+        return self._overload.room_ms(self._room_ms)
 
     def _is_open(self, state: WorkerState, now: Instant) -> bool:
         if state.is_full:
@@ -444,7 +449,7 @@ class FairPicker:
         queue_ms = state.queue.queue_ms(now)
         if queue_ms == 0.0 and self._queue.tenant_count and not self._arrivals:
             self._queue.restart()  # an idle worker and nobody waiting: nobody kept anybody waiting
-        return queue_ms < self._room_ms
+        return queue_ms < self._room()
 
 
 def _on_running_loop(delay_s: float, work: Callable[[], None]) -> Timer:
