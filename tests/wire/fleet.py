@@ -13,7 +13,6 @@ import os
 import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import httpx
 from scripted import Script, ScriptedWorker, Served, json_answer
 
 from halting import halt
+from loopback import free_port
 from trunkline.adapters.tokenizer import load_tokenizer
 from trunkline.ports.tokenizer import Tokenizer
 
@@ -379,15 +379,3 @@ def engine_script(handler: Handler, pages: dict[str, bytes] | None = None) -> Sc
 
 def url_of(worker: ScriptedWorker) -> str:
     return f"http://127.0.0.1:{worker.endpoint.port}"
-
-
-def free_port() -> int:
-    """A port for an address that must be known beforehand. It lies below those that the kernel
-    hands out (from 32,768 on), so that nobody is given it before it is used.
-    """
-    dice = random.SystemRandom()
-    while True:
-        port = dice.randrange(10_000, 32_768)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,3 +185,16 @@ def tenants(
     """A gateway with a state folder of its own in front of workers."""
     state = ("--state-dir", str(folder / "state"), "--tenant-paths", *SALTED_PATHS)
     return Tenants(started.gateway(urls, *state, *flags, ready=ready))
+
+
+def copy_secrets(source: Path, to: Path) -> None:
+    """Those that the gateways of a fleet share, from the folder of one to that of the next."""
+    names = [Path("state", "secrets", f"{key}.key") for key in ("root", "pepper", "session")]
+    (to / names[0]).parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+    for name in names:
+        shutil.copy(source / name, to / name)
+
+
+def reuses(gateway: Gateway) -> bool:
+    """Whether it holds a lease on the registry."""
+    return gateway.client.get("/readyz").json()["reuse"] == "on"

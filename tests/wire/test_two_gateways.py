@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from fleet import Processes, processes, text_of, until
-from tenants import Caller, Tenants, tenants
+from tenants import Caller, Tenants, copy_secrets, reuses, tenants
 
 from nats_desk import NatsServer, nats_server
 
@@ -55,29 +54,17 @@ class Fleet:
         place = self.folder / name
         first = next(iter(self.gateways), None)
         if first is not None and first != name and not place.exists():
-            (place / "state" / "secrets").mkdir(parents=True, mode=0o700)
             copy_secrets(self.folder / first, place)
         place.mkdir(exist_ok=True)
         control = ("--control", self.server.url, "--control-replicas", "1")
         made = tenants(self.started, self.urls, place, "--profile", "tiny", *control, *flags)
         self.gateways[name] = made
         if is_joined:
-            until(lambda: reuses(made), f"{name} has a lease")
+            until(lambda: reuses(made.gateway), f"{name} has a lease")
         return made
 
     def at(self, name: str, caller: Caller) -> Caller:
         return Caller(gateway=self.gateways[name].gateway, key=caller.key)
-
-
-def copy_secrets(source: Path, to: Path) -> None:
-    for key in ("root", "pepper", "session"):
-        name = Path("state", "secrets", f"{key}.key")
-        shutil.copy(source / name, to / name)
-
-
-def reuses(gateway: Tenants) -> bool:
-    told = gateway.gateway.client.get("/readyz").json()
-    return told["reuse"] == "on"
 
 
 def cached(caller: Caller, prompt: str = PROMPT) -> int:
@@ -130,7 +117,9 @@ def test_while_nats_is_away_all_is_served_without_reuse_and_then_with_it_again(
 
     server.kill()
     for gateway in (one, other):
-        until(lambda gateway=gateway: answers(callers) and not reuses(gateway), "reuse is off")
+        until(
+            lambda gateway=gateway: answers(callers) and not reuses(gateway.gateway), "reuse is off"
+        )
     assert [cached(caller) for caller in callers] == [0, 0]
     refused = one.gateway.admin("/revoke", "POST", json={"subject": "tenant/acme", "reason": "x"})
     assert refused.status_code == 503
@@ -139,7 +128,7 @@ def test_while_nats_is_away_all_is_served_without_reuse_and_then_with_it_again(
 
     server.start()
     for gateway in (one, other):
-        until(lambda gateway=gateway: answers(callers) and reuses(gateway), "reuse is back")
+        until(lambda gateway=gateway: answers(callers) and reuses(gateway.gateway), "reuse is back")
     until(lambda: all(cached(caller) for caller in callers), "with what was cached before")
     assert "control.restored" not in log_of(one)
 
@@ -178,9 +167,9 @@ def test_while_nats_is_stopped_no_request_and_no_stream_of_many_fails(
             until(lambda: len(answered) >= 6, "all are answered")
             server.pause()
             time.sleep(stopped_s)
-            assert not any(reuses(gateway) for gateway in gateways)
+            assert not any(reuses(gateway.gateway) for gateway in gateways)
             server.resume()
-            until(lambda: all(reuses(gateway) for gateway in gateways), "reuse is back")
+            until(lambda: all(reuses(gateway.gateway) for gateway in gateways), "reuse is back")
         finally:
             server.resume()
             is_over.set()
@@ -220,7 +209,7 @@ def test_when_nats_loses_its_data_nothing_goes_back_and_all_caches_are_left_behi
     server.start()
     other = fleet.begin("other")
     bob = one.caller("beta", "bob")
-    until(lambda: reuses(one), "it has its lease again")
+    until(lambda: reuses(one.gateway), "it has its lease again")
     one.raised("revoke", "tenant/acme")
     callers = [fleet.at("one", bob), fleet.at("other", bob)]
     until(lambda: callers[1].answer("x").status == 200, "the key is known there")
@@ -229,7 +218,7 @@ def test_when_nats_loses_its_data_nothing_goes_back_and_all_caches_are_left_behi
     server.restored(None if is_whole else tmp_path / "backup")
     until(lambda: "control.restored" in log_of(one) + log_of(other), "it is said")
     for gateway in (one, other):
-        until(lambda gateway=gateway: reuses(gateway), "reuse is back")
+        until(lambda gateway=gateway: reuses(gateway.gateway), "reuse is back")
     assert "fleet" in {row["subject"] for row in receipts(one) + receipts(other)}
     assert fleet.at("one", ann).answer("x").status == 403, "what was revoked is"
     assert fleet.at("other", ann).answer("x").status == 403
@@ -254,9 +243,9 @@ def test_a_gateway_starts_by_its_copy_while_nats_is_away(
     one = fleet.begin("one", is_joined=False)
     here = fleet.at("one", ann)
     assert cached(here) == 0
-    assert not reuses(one)
+    assert not reuses(one.gateway)
     server.start()
-    until(lambda: answers([here]) and reuses(one), "reuse is back")
+    until(lambda: answers([here]) and reuses(one.gateway), "reuse is back")
     fleet.begin("other")
     assert fleet.at("other", ann).answer("x").status == 200
 
