@@ -67,6 +67,7 @@ def _kill_one(
     time.sleep(dice.random() * 0.5)
     at = dice.randrange(len(fleet))
     victim = fleet[at]
+    until(lambda: _kinds_at(victim, crowd) == {True, False}, "streams of both kinds are there")
     hit = int(gateway.worker(victim)["requests_active"])
     touched = crowd.running()
     victim.kill()
@@ -74,6 +75,12 @@ def _kill_one(
     ground.wait_back(gateway, len(fleet))
     until(lambda: all(outcome.ended_s for outcome in touched), "all that was hit has ended", 120)
     return hit
+
+
+def _kinds_at(worker: Process, crowd: Crowd) -> set[bool]:
+    """Whether streams that can go on run at a worker, and whether others do."""
+    streams = [o for o in crowd.flowing() if o.ask.is_stream and o.worker == worker.name]
+    return {o.ask.is_resumable for o in streams}
 
 
 def judged(

@@ -107,10 +107,9 @@ def site() -> Iterator[Site]:
         urls = [worker.url for worker in ground.workers(started, 3)]
         pair: list[Gateway] = []
         for name in ("one", "other"):
-            place = Path(folder, name)
             if pair:
-                copy_secrets(Path(folder, "one"), place)
-            state = ("--state-dir", str(place / "state"))
+                copy_secrets(Path(folder, "one"), Path(folder, name))
+            state = ("--state-dir", str(Path(folder, name)))
             control = ("--control", server.url, "--control-replicas", "1")
             pair.append(ground.gateway(started, urls, *state, *control))
             until(lambda: reuses(pair[-1]), "it has a lease")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ import ground
 from crowd import Ask, Crowd, Outcome
 from fleet import Gateway, Process, Processes, free_port, processes, until
 from rows import HEARTBEAT_S, Finding, Row, Stage, at_least, at_most, none_of
+from tenants import copy_secrets
 
 from nats_desk import NatsServer, nats_server
 
@@ -116,10 +116,7 @@ def _begun(
     words = [*ports, "--state-dir", str(folder / "one"), *control]
     scene = Scene(gateway=ground.gateway(started, urls, *words), again=words, urls=urls)
     if server is not None:
-        secrets = folder / "other" / "secrets"
-        secrets.mkdir(parents=True, mode=0o700)
-        for name in ("root", "pepper", "session"):
-            shutil.copy(folder / "one" / "secrets" / f"{name}.key", secrets / f"{name}.key")
+        copy_secrets(folder / "one", folder / "other")
         ground.gateway(started, urls, "--state-dir", str(folder / "other"), *control)
     scene.keys = [_key(scene.gateway, f"tenant{at}") for at in range(setting.tenants)]
     return scene

@@ -187,12 +187,12 @@ def tenants(
     return Tenants(started.gateway(urls, *state, *flags, ready=ready))
 
 
-def copy_secrets(source: Path, to: Path) -> None:
-    """Those that the gateways of a fleet share, from the folder of one to that of the next."""
-    names = [Path("state", "secrets", f"{key}.key") for key in ("root", "pepper", "session")]
-    (to / names[0]).parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    for name in names:
-        shutil.copy(source / name, to / name)
+def copy_secrets(state: Path, to: Path) -> None:
+    """Those that all gateways of a fleet have, from the state folder of one to that of another."""
+    (to / "secrets").mkdir(parents=True, mode=0o700, exist_ok=True)
+    for key in ("root", "pepper", "session"):
+        name = Path("secrets", f"{key}.key")
+        shutil.copy(state / name, to / name)
 
 
 def reuses(gateway: Gateway) -> bool:

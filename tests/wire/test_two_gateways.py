@@ -54,7 +54,7 @@ class Fleet:
         place = self.folder / name
         first = next(iter(self.gateways), None)
         if first is not None and first != name and not place.exists():
-            copy_secrets(self.folder / first, place)
+            copy_secrets(self.folder / first / "state", place / "state")
         place.mkdir(exist_ok=True)
         control = ("--control", self.server.url, "--control-replicas", "1")
         made = tenants(self.started, self.urls, place, "--profile", "tiny", *control, *flags)
@@ -262,7 +262,7 @@ def test_a_gateway_with_other_secrets_or_another_registry_does_not_start(
     lone = tenants(started, fleet.urls, tmp_path / "two")
     lone.caller("other", "eve")
     lone.gateway.process.stop()
-    copy_secrets(tmp_path / "one", tmp_path / "two")
+    copy_secrets(tmp_path / "one" / "state", tmp_path / "two" / "state")
     forked = started.begin(
         "serve", "--state-dir", str(tmp_path / "two" / "state"), "--admin-port", "0", *flags
     )
