@@ -341,6 +341,7 @@ def gateway_words(plan: FleetPlan, worker_urls: Iterable[str], admin_port: int) 
         *("--time-scale", str(plan.time_scale)),
         *("--block-size", str(plan.block_tokens)),
         *("--auth", "off"),
+        "--no-queue-one-tenant",  # policies are compared by all of a trace, however long it waits
         "--decision-header",
     ]
 
