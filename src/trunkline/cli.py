@@ -119,7 +119,9 @@ def _dispatch(words: list[str]) -> int:
     name = "version" if words[0] in ("-V", "--version") else words[0]
     group = [verb for verb in VERBS if verb.startswith(f"{name} ")]
     rest = words[1:]
-    if group and name not in VERBS:
+    if rest and f"{name} {rest[0]}" in VERBS:
+        name, rest = f"{name} {rest[0]}", rest[1:]
+    elif group and name not in VERBS:
         if not rest or rest[0] in ("-h", "--help"):
             print(_group_overview(name, group))
             return OK if rest else MISUSED
@@ -354,14 +356,25 @@ VERBS: Mapping[str, Verb] = {
         usage="REQUEST_ID | --prompt FILE [options]",
     ),
     "plan": Verb(
-        summary="Say what isolation costs on a trace, and which prefixes are worth registering.",
+        summary="Read a log of requests: what caches would save, how to route, how many workers.",
         run="trunkline.rehearsal:plan",
+        options="trunkline.plan.command:add_arguments",
+        examples=(
+            "trunkline plan requests.jsonl",
+            "trunkline plan spend-logs.csv.gz --workers 8 --cache-gib 60 --html plan.html",
+            "trunkline plan vllm.log --prefill-tokens-per-s 20000 --ttft-goal-ms 500 --json",
+        ),
+        usage="LOG [options]",
+    ),
+    "plan public": Verb(
+        summary="Say what isolation costs on a trace, and which prefixes are worth registering.",
+        run="trunkline.rehearsal:plan_public",
         options="trunkline.sim.plan_public:add_arguments",
         examples=(
             "trunkline plan public W2 --tenants 8",
             "trunkline plan public my-requests.jsonl --json",
         ),
-        usage="public TRACE [options]",
+        usage="TRACE [options]",
     ),
     "demo": Verb(
         summary="The tour: a gateway and simulated workers on this machine.",

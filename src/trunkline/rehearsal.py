@@ -12,9 +12,14 @@ import secrets
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.leaf import read_key
+
+if TYPE_CHECKING:
+    from trunkline.plan.command import PlanParts
+    from trunkline.plan.naming import Tokenise
 
 OWN_MODEL = Path(__file__).resolve().parent / "worker" / "model"
 
@@ -80,10 +85,33 @@ def simulate(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> int:
-    """`trunkline plan`."""
+    """`trunkline plan LOG`."""
+    from trunkline.plan import command
+
+    return command.run(args, _plan_parts())
+
+
+def plan_public(args: argparse.Namespace) -> int:
+    """`trunkline plan public`."""
     from trunkline.sim import plan_public
 
     return plan_public.run(args, traces_dir=traces_dir(), out=sys.stdout)
+
+
+def _plan_parts() -> PlanParts:
+    from trunkline.adapters.tokenizer import load_tokenizer
+    from trunkline.plan.command import PlanParts
+
+    def load_tokenise(path: Path) -> Tokenise:
+        tokenizer = load_tokenizer(path)
+        return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+    return PlanParts(
+        clock=SystemClock(),
+        out=sys.stdout,
+        progress_out=sys.stderr,
+        load_tokenise=load_tokenise,
+    )
 
 
 def replay(args: argparse.Namespace) -> int:

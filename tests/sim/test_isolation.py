@@ -260,7 +260,7 @@ def plan(*words: str) -> str:
     parser = argparse.ArgumentParser()
     plan_public.add_arguments(parser)
     out = io.StringIO()
-    assert plan_public.run(parser.parse_args(["public", *words]), traces_dir=TRACES, out=out) == 0
+    assert plan_public.run(parser.parse_args([*words]), traces_dir=TRACES, out=out) == 0
     return out.getvalue()
 
 

@@ -32,6 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "connectors": SHELL,
     "replay": SHELL,
     "sim": SHELL | {"replay"},
+    "plan": SHELL | {"replay", "sim"},
     "errors.py": set(),
     "setting.py": set(),
     "written.py": set(),

@@ -64,9 +64,8 @@ p.note { color: var(--soft); margin: .5rem 0; }
 
 def render_page(report: Report) -> str:
     """The whole page. Raises ConfigError when matplotlib is not installed."""
-    title = escape(report.title)
     sections = [
-        f"<h1>{title}</h1>",
+        f"<h1>{escape(report.title)}</h1>",
         _tiles(report),
         _bars(report),
         "<h2>Figures</h2>",
@@ -74,6 +73,12 @@ def render_page(report: Report) -> str:
         *_figures(report),
         _notes(report),
     ]
+    return whole_page(report.title, sections)
+
+
+def whole_page(title: str, sections: Sequence[str]) -> str:
+    """A page of sections that are HTML already; empty ones are left out."""
+    title = escape(title)
     body = "\n".join(section for section in sections if section)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -86,10 +91,10 @@ def _tiles(report: Report) -> str:
     rows = {row.label: row for row in table([run.summary for run in report.runs])}
     tone = "bad" if report.false_hits or not report.answers_checked else "good"
     tiles = [
-        _tile(shown_hits(report), "false hits", verdict_on_hits(report), tone),
+        tile(shown_hits(report), "false hits", verdict_on_hits(report), tone),
         _figure_tile(rows["hit tokens"], "hit tokens"),
         _figure_tile(rows["TTFT p95"], "TTFT p95, engine time"),
-        _tile(
+        tile(
             "PASS" if report.is_passed else "FAIL",
             "verdict",
             _bar_note(report),
@@ -109,10 +114,11 @@ def _bar_note(report: Report) -> str:
 def _figure_tile(row: Row, name: str) -> str:
     ratio = row.ratios[0]
     note = "" if ratio is None else f"{ratio:.2f} times {REFERENCE}"
-    return _tile(row.values[0], name, note, "")
+    return tile(row.values[0], name, note, "")
 
 
-def _tile(number: str, name: str, note: str, tone: str) -> str:
+def tile(number: str, name: str, note: str, tone: str = "") -> str:
+    """One large number; `tone` is `good`, `bad` or none."""
     return (
         f'<div class="tile"><small>{escape(name)}</small><b class="{tone}">{escape(number)}</b>'
         f"<small>{escape(note)}</small></div>"
@@ -178,8 +184,9 @@ def _notes(report: Report) -> str:
     command = (
         f"<p>Make it again: <code>{escape(report.command)}</code></p>" if report.command else ""
     )
-    return "".join(("<h2>Notes</h2>" if items or command else "", _list(items), command))
+    return "".join(("<h2>Notes</h2>" if items or command else "", bullets(items), command))
 
 
-def _list(items: Sequence[str]) -> str:
+def bullets(items: Sequence[str]) -> str:
+    """A list; empty for no items."""
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>" if items else ""

@@ -67,7 +67,7 @@ def ttft_curve(runs: Sequence[PolicyRun]) -> str:
         axes.set_ylabel("requests, %")
         axes.legend(loc="lower right")
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def hits_over_time(runs: Sequence[PolicyRun]) -> str:
@@ -82,7 +82,7 @@ def hits_over_time(runs: Sequence[PolicyRun]) -> str:
         axes.set_ylabel("hit tokens, %")
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(runs))
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def work_per_worker(runs: Sequence[PolicyRun]) -> str:
@@ -105,11 +105,16 @@ def work_per_worker(runs: Sequence[PolicyRun]) -> str:
         axes.set_ylabel("prefill work over mean")
         axes.legend(loc="lower left")
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def _series(index: int, run: PolicyRun) -> dict[str, str]:
-    return {"color": _SERIES_COLOURS[min(index, SERIES - 1)], "label": run.summary.policy}
+    return {"color": series_colour(index), "label": run.summary.policy}
+
+
+def series_colour(index: int) -> str:
+    """That of the first, second, ... thing that is compared."""
+    return _SERIES_COLOURS[min(index, SERIES - 1)]
 
 
 def _thinned(count: int) -> list[int]:
@@ -138,13 +143,14 @@ def _time_label(value_ms: float, _position: int) -> str:
     return f"{value_ms:g} ms" if value_ms < 1_000.0 else f"{value_ms / 1_000.0:g} s"
 
 
-def _svg(draw: Callable[[Any], None]) -> str:
+def svg(draw: Callable[[Any], None]) -> str:
+    """What `draw` puts on the axes that it is given. Raises ConfigError without matplotlib."""
     try:
         matplotlib: Any = import_module("matplotlib")  # Any: optional, so its types are too
         figures: Any = import_module("matplotlib.figure")
     except ImportError as error:
         raise ConfigError(
-            "report.html needs matplotlib: pip install 'trunkline[report]'"
+            "a page with plots needs matplotlib: pip install 'trunkline[report]'"
         ) from error
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):

@@ -19,11 +19,14 @@ QUIET_MS = 10_000.0
 class Progress:
     """Counts what is done of a known total."""
 
-    def __init__(self, stream: TextIO, total: int, label: str, clock: Clock) -> None:
+    def __init__(
+        self, stream: TextIO, total: int, label: str, clock: Clock, unit: str = ""
+    ) -> None:
         self._stream = stream
         self._total = total
         self._label = label
         self._clock = clock
+        self._unit = unit
         self._is_terminal = stream.isatty()
         self._began_at = clock.now()
         self._drawn_at_ms = float("-inf")
@@ -35,8 +38,22 @@ class Progress:
 
     def step(self, *, is_lost: bool = False) -> None:
         """One more is done."""
-        self._done += 1
         self._lost += is_lost
+        self._reach(self._done + 1)
+
+    def reach_bytes(self, count: int) -> None:
+        """So many bytes of a file are done, where the total is in KiB."""
+        self._reach(min(count >> 10, self._total))
+
+    def fill(self) -> None:
+        """All is done."""
+        self._reach(self._total)
+        self.end()
+
+    def _reach(self, done: int) -> None:
+        if done == self._done and done < self._total:
+            return
+        self._done = done
         if self._is_terminal:
             now = self._clock.now()
             if now - self._drawn_at_ms >= REDRAW_MS or self._done == self._total:
@@ -67,5 +84,5 @@ class Progress:
         lost = f", {self._lost:,} lost" if self._lost else ""
         return (
             f"{self._label}  [{'#' * filled}{'.' * (BAR_CELLS - filled)}] {share:4.0%}"
-            f"  {self._done:,}/{self._total:,}{lost}  {elapsed_s:.0f} s"
+            f"  {self._done:,}/{self._total:,}{self._unit}{lost}  {elapsed_s:.0f} s"
         )

@@ -37,8 +37,7 @@ MAX_MAP_BYTES = 64 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `trunkline plan`; its first word says what is planned."""
-    parser.add_argument("subject", choices=("public",), metavar="public", help="public prefixes")
+    """The flags of `trunkline plan public`."""
     parser.add_argument("trace", metavar="TRACE", help="a workload (see below) or a trace file")
     add = parser.add_argument_group("what is read").add_argument
     add("--requests", type=int, metavar="COUNT", help="only the first so many [all]")
