@@ -366,6 +366,16 @@ VERBS: Mapping[str, Verb] = {
         ),
         usage="LOG [options]",
     ),
+    "plan export": Verb(
+        summary="Write a log as an anonymised trace: times, lengths and keyed hashes, no text.",
+        run="trunkline.rehearsal:plan_export",
+        options="trunkline.plan.export:add_arguments",
+        examples=(
+            "trunkline plan export requests.jsonl --out trace.jsonl",
+            "trunkline plan export vllm.log --out trace.jsonl --as bailian --key-file key",
+        ),
+        usage="LOG --out FILE [options]",
+    ),
     "plan public": Verb(
         summary="Say what isolation costs on a trace, and which prefixes are worth registering.",
         run="trunkline.rehearsal:plan_public",

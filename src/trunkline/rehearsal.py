@@ -91,6 +91,13 @@ def plan(args: argparse.Namespace) -> int:
     return command.run(args, _plan_parts())
 
 
+def plan_export(args: argparse.Namespace) -> int:
+    """`trunkline plan export`."""
+    from trunkline.plan import export
+
+    return export.run(args, _plan_parts(), secrets.token_bytes)
+
+
 def plan_public(args: argparse.Namespace) -> int:
     """`trunkline plan public`."""
     from trunkline.sim import plan_public
