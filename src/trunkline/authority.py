@@ -144,7 +144,7 @@ async def open_authority(
     one for this life. Raises ConfigError, RegistryBroken.
     """
     if config.is_one_tenant:
-        opened = open_one_tenant(config, clock, log, secrets.token_bytes)
+        opened = open_one_tenant(config, clock, log, secrets.token_bytes, root_key)
         async with opened as (door, tenancy, holdings):
             yield Authority(
                 tenancy=tenancy,
@@ -156,7 +156,7 @@ async def open_authority(
         return
     from trunkline.adapters.state_dir import StateDir
 
-    state = StateDir(_state_path(config.auth.state_dir))
+    state = StateDir(state_path(config.auth.state_dir))
     async with AsyncExitStack() as stack:
         ground = Ground(
             stack=stack,
@@ -421,7 +421,7 @@ def _holds_the_registry() -> bool:
     return True
 
 
-def _state_path(named: str) -> Path:
+def state_path(named: str) -> Path:
     if named:
         return Path(named)
     base = os.environ.get("XDG_STATE_HOME", "")

@@ -83,15 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (ConfigError, TraceError) as error:
-        return _complain(error, MISUSED)
+        return complain(error, MISUSED)
     except GatewayError as error:
-        return _complain(error, FAILED)
+        return complain(error, FAILED)
     except BrokenPipeError:
         # Whoever read our output has left (`| head`): stop quietly, and let the exit flush nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        return _complain(error, MISUSED)
+        return complain(error, MISUSED)
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -150,7 +150,8 @@ def _load(path: str) -> Callable[..., Any]:  # Any: each verb has its own signat
     return getattr(importlib.import_module(module), function)
 
 
-def _complain(error: Exception, code: int) -> int:
+def complain(error: Exception, code: int) -> int:
+    """What a user sees of an error: one line."""
     line = " ".join(str(error).split()) or type(error).__name__
     print(f"trunkline: {line}", file=sys.stderr)
     return code

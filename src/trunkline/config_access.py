@@ -19,6 +19,14 @@ class ListenConfig:
     port: int = setting(
         30000, "Port of the client listener; 0 lets the kernel pick.", low=0, high=65535
     )
+    processes: int = setting(
+        1,
+        "Gateway processes that share both ports, for more than one core: each needs a core and "
+        "memory of its own.",
+        unit="processes",
+        low=1,
+        high=64,
+    )
     admin_host: str = setting(
         "127.0.0.1", "Address of the admin listener.", aliases=("prometheus-host",)
     )

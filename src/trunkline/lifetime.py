@@ -26,15 +26,15 @@ DRAIN_MS = 10_000.0
 
 
 async def until_stopped(
-    bound: Config,
+    say_up: Callable[[], None],
     front: Front,
     beside: Sequence[Coroutine[Any, Any, None]],
     serve_operators: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
 ) -> None:
     """Say that all is up; then everything that runs beside requests, until a signal."""
     stop, again = asyncio.Event(), asyncio.Event()
-    _stop_on_signals(stop, again)
-    announce(bound)
+    stop_on_signals(stop, again)
+    say_up()
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_operators(stop))
         housekeeping = [group.create_task(work) for work in beside]
@@ -74,7 +74,7 @@ def announce(bound: Config) -> None:
     sys.stdout.flush()
 
 
-def _stop_on_signals(stop: asyncio.Event, again: asyncio.Event) -> None:
+def stop_on_signals(stop: asyncio.Event, again: asyncio.Event) -> None:
     """The first SIGINT or SIGTERM sets `stop`, a further one `again`."""
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(

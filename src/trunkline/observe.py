@@ -117,6 +117,20 @@ class Quiet(logging.Filter):
         return is_due
 
 
+class Numbered(logging.Filter):
+    """Adds to each of our events which of several processes it is of."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self._process = process
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        given: dict[str, object] | None = getattr(record, "fields", None)
+        if given is not None:
+            record.fields = {**given, "process": self._process}
+        return True
+
+
 class LineFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z WARNING lease.expired worker=w1 held_ms=512`"""
 
@@ -151,8 +165,10 @@ def configure(
     *,
     secrets: Iterable[str] = (),
     stream: TextIO | None = None,
+    process: int | None = None,
 ) -> Redactor:
-    """Set up logging of this process; foreign libraries are heard from warnings upward.
+    """Set up logging of this process; foreign libraries are heard from warnings upward. `process`
+    is its number where several write to one log.
 
     Secrets that become known later (a worker's key) are given to the answer's `add`.
     """
@@ -160,6 +176,8 @@ def configure(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(redactor) if shape == "json" else LineFormatter(redactor))
     handler.addFilter(Quiet())
+    if process is not None:
+        handler.addFilter(Numbered(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

@@ -7,6 +7,7 @@ change. Read `authority.py` for who may what where there are many.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_one_tenant(
-    config: Config, clock: Clock, log: EventLog, draw: Callable[[int], bytes]
+    config: Config,
+    clock: Clock,
+    log: EventLog,
+    draw: Callable[[int], bytes],
+    root_key: bytes = b"",
 ) -> AsyncGenerator[tuple[OpenDoor | StaticKey, Tenancy, Holdings | None]]:
-    """Door, tenancy and the workers' leases. `draw(n)` gives n unguessable bytes. Raises
-    ConfigError.
+    """Door, tenancy and the workers' leases. `draw(n)` gives n unguessable bytes. Gateways with one
+    root key know one another's sessions. Raises ConfigError.
     """
     from trunkline.control.holders import HolderParts
     from trunkline.control.holdings import Holdings
@@ -43,7 +48,7 @@ async def open_one_tenant(
     tenancy = Tenancy(
         authenticate=door.principal,
         has_lease=_nothing_changes,
-        session_key=draw(32),
+        session_key=_session_key(root_key) if root_key else draw(32),
         draw=draw,
     )
     if not config.routing.transfer_key_file:
@@ -60,6 +65,10 @@ async def open_one_tenant(
     )
     async with Holdings(parts) as holdings:
         yield door, tenancy, holdings
+
+
+def _session_key(root_key: bytes) -> bytes:
+    return hashlib.blake2b(digest_size=32, key=root_key, person=b"sessions").digest()
 
 
 def _nothing_changes() -> bool:

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trunkline.adapters.sqlite_store import SqliteStore
+from trunkline.adapters.sqlite_store import SqliteStore, marked_rev
 from trunkline.adapters.state_dir import StateDir, host_name
 from trunkline.config import Config
 from trunkline.control.registry import Registry
@@ -59,6 +59,7 @@ async def open_store(ground: Ground) -> tuple[Store, Shared | None]:
     """Raises ConfigError."""
     copy = await _open_file(ground)
     if not ground.config.control.control:
+        await _require_newest(ground.state, copy)
         return copy, None
     shared = await _open_shared(ground, copy)
     return shared.store, shared
@@ -120,6 +121,20 @@ async def _open_file(ground: Ground) -> SqliteStore:
 
     ground.begin(store.keep(told), "registry store")
     return store
+
+
+async def _require_newest(state: StateDir, own: SqliteStore) -> None:
+    """Where several processes have run, one of them may have died before it had the last of what
+    was acknowledged. Alone, it must not go by less.
+    """
+    head = await own.head()
+    for folder in sorted(state.path.glob("p[0-9]*")):
+        rev = marked_rev(folder / state.registry_file.name)
+        if rev > head:
+            raise ConfigError(
+                f"{folder} has revision {rev} of the registry and {state.path} only {head}: start"
+                " once with --processes 2 or more, which brings both to one, and end that in order"
+            )
 
 
 async def _open_shared(ground: Ground, copy: SqliteStore) -> Shared:

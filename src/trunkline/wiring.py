@@ -11,7 +11,8 @@ import random
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from trunkline.config_discovery import DiscoveryConfig
 from trunkline.discovery_side import followed, worker_sources
 from trunkline.errors import ConfigError
 from trunkline.leaf import read_key, read_root_key
-from trunkline.lifetime import taken_port_named, until_stopped
+from trunkline.lifetime import until_stopped
 from trunkline.model_tables import configs_of, names_of
 from trunkline.texts import Texts, load_texts
 from trunkline.worker_specs import named_specs, spec_reader
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from trunkline.model_half import Half
     from trunkline.operations import Operations
     from trunkline.ports.worker import EventSource
+    from trunkline.seat import Alone, Seat
 
 
 # -- trunkline serve -------------------------------------------------------------------------------
@@ -59,34 +61,41 @@ def serve(config: Config) -> int:
     from trunkline import observe
     from trunkline.settings import secret_values
 
+    if config.listen.processes > 1:
+        from trunkline.parent import serve_several
+
+        return serve_several(config)
     level: Any = config.observe.log_level  # both are checked against their choices already
     shape: Any = config.observe.log_format
     redactor = observe.configure(level, shape, secrets=secret_values(config))
     return uvloop.run(run_gateway(config, redactor.add))
 
 
-async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
-    """Serve until SIGINT or SIGTERM, on the running loop. `hide` keeps a secret out of logs."""
+async def run_gateway(
+    config: Config, hide: Callable[[str], None], place: Alone | Seat | None = None
+) -> int:
+    """Serve until SIGINT or SIGTERM, on the running loop. `hide` keeps a secret out of logs;
+    without a `place` the process is alone.
+    """
     from trunkline import observe
     from trunkline.adapters.zmq_events import event_context
     from trunkline.authority import open_authority
     from trunkline.control.clocks import watch_clocks
     from trunkline.control.membership import MAX_WORKERS
-    from trunkline.gateway.front import serve_front
-    from trunkline.gateway.listener import bind_admin, serve_admin
-    from trunkline.gateway.waiting_room import WaitingRoom
+    from trunkline.gateway.front import Front
+    from trunkline.gateway.listener import serve_admin
+    from trunkline.seat import Alone
 
     spec_of = spec_reader(config)
     specs = named_specs(config, spec_of)
     sources = worker_sources(config.discovery)
     _say_what_is_open(config)
     clock, context = SystemClock(), event_context(MAX_WORKERS)
-    root_key = read_root_key(config.model.root_key_file)
-    room = WaitingRoom(config.listen)
+    place = place or Alone(config)
+    root_key = place.root_key or read_root_key(config.model.root_key_file)
     async with AsyncExitStack() as stack:
-        stack.callback(room.close)
-        with taken_port_named("--port", config.listen.host, config.listen.port):
-            await room.open()
+        stack.callback(place.close)
+        await place.open()
         authority = await stack.enter_async_context(
             open_authority(config, clock, root_key, observe.log)
         )
@@ -94,22 +103,30 @@ async def run_gateway(config: Config, hide: Callable[[str], None]) -> int:
         cores = [half.core for half in halves]
         members = await _members(config, halves, stack)
         front_parts = _front_parts(config, halves, members, clock, authority.tenancy)
-        front = await serve_front(config.listen, front_parts, room.sockets())
-        room.close()
+        front = Front(front_parts)
+        await place.take(front)
         authority.attach(front, cores)
         if authority.holdings is not None:
             authority.holdings.listen(_told_of_pulls(cores))
-        with taken_port_named("--admin-port", config.listen.admin_host, config.listen.admin_port):
-            listener = bind_admin(config.listen)
+        listener = place.bind_admin()
         operations = _operations(authority, members, halves, front, spec_of, hide)
         for spec in specs:
             operations.add(spec)
-        bound = _as_bound(config, front.port, listener.getsockname()[1])
-        admin = _admin(bound, operations, authority, halves)
+        admin_port = listener.getsockname()[1]
+        bound = place.bound(front.port, admin_port)
+        app = _admin(bound, operations, authority, halves)
+        admin = place.guarded(app, partial(_catch_up, authority))
         beside = [work for half in halves for work in half.beside(config, clock)]
         beside += followed(sources, config.discovery, members, spec_of, hide)
         beside.append(watch_clocks(clock, observe.log))
-        await until_stopped(bound, front, beside, lambda stop: serve_admin(admin, listener, stop))
+        beside += place.beside(front, front_parts.readiness)
+        beside += place.share_load(cores)
+        await until_stopped(
+            lambda: place.announce(bound, admin_port),
+            front,
+            beside,
+            lambda stop: serve_admin(admin, listener, stop),
+        )
     for core in cores:
         core.prompts.close()
     context.term()
@@ -179,9 +196,10 @@ def _say_what_is_open(config: Config) -> None:
         observe.log.info("root_key.made", meaning="caches are not recognised after a restart")
 
 
-def _as_bound(config: Config, port: int, admin_port: int) -> Config:
-    """The settings as they came out: where the kernel was to pick a port, the one it picked."""
-    return replace(config, listen=replace(config.listen, port=port, admin_port=admin_port))
+async def _catch_up(authority: Authority) -> None:
+    """Take in what other gateways have changed. Raises RegistryDown."""
+    if authority.tenants is not None:
+        await authority.tenants.registry.catch_up()
 
 
 def build_core(

@@ -68,6 +68,7 @@ WIRING = {
         "texts.py",
         "discovery_side.py",
     ),
+    *("parent.py", "parent_admin.py", "child.py", "seat.py"),
     *("operations.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
     *("administration_fleet.py", "administration_pace.py", "administration_audit.py"),
@@ -98,7 +99,7 @@ THIRD_PARTY = {
 }
 NAMES_ADAPTERS = {
     *("wiring.py", "texts.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py"),
-    *("discovery_side.py", "registry_store.py", ENGINE),
+    *("discovery_side.py", "registry_store.py", "parent.py", "child.py", ENGINE),
 }
 ENGINES = {"vllm", "torch", "huggingface_hub"}
 """Of an engine's own environment, never of ours."""

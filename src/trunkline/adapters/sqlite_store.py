@@ -110,6 +110,16 @@ class SqliteStore:
             raise StoreDown(f"{self._log.path} is closed") from error
 
 
+def marked_rev(path: Path) -> int:
+    """The newest revision that was acknowledged in the log of this path, whoever has it open; 0
+    where nothing says.
+    """
+    try:
+        return int(path.with_name(path.name + ".high").read_text("ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 class SqliteLog:
     """The file itself. Blocking, and for one thread."""
 

@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from trunkline.adapters.durable import write_new
@@ -51,6 +52,19 @@ class StateDir:
     @property
     def signing_key_file(self) -> Path:
         return self._secrets / "audit-sign.key"
+
+    def share(self, folder: Path, names: Sequence[str]) -> None:
+        """Copy those secrets that are here to a further state folder, where it has none of its own.
+        Raises ConfigError.
+        """
+        other = StateDir(folder)
+        for name in names:
+            path = other._secrets / f"{name}.key"
+            try:
+                if (self._secrets / path.name).exists() and not path.exists():
+                    write_new(path, self.secret(name).hex(), 0o600)
+            except OSError as error:
+                raise ConfigError(f"the secret {path} cannot be written: {error}") from error
 
     def secret(self, name: str) -> bytes:
         """The secret of this name, made now if it was not there. Raises ConfigError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import dataclass, field
 
 import httptools
 
@@ -20,13 +21,26 @@ MAX_ANSWER_BYTES = 8 << 20
 _READ_BYTES = 64 << 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One whole answer. `headers` are as they came, but for their case."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
 class _Answer:
     """Callbacks of the parser."""
 
     def __init__(self) -> None:
         self.body = bytearray()
+        self.headers: list[tuple[bytes, bytes]] = []
         self.is_begun = False
         self.is_complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.is_begun = True
@@ -46,7 +60,8 @@ async def fetch(
     Raises WorkerTimeout past the deadline, WorkerLost when the worker refuses, breaks off, answers
     nonsense or more than 8 MiB.
     """
-    return await _asked(endpoint, _request(endpoint, method, path, b""), path, timeout_ms)
+    told = await exchange(endpoint, _request(endpoint, method, path, b""), path, timeout_ms)
+    return told.status, told.body
 
 
 async def post(
@@ -58,15 +73,24 @@ async def post(
     headers: tuple[tuple[str, str], ...] = (),
 ) -> tuple[int, bytes]:
     """Status and body of one POST of JSON. Raises as `fetch` does."""
-    return await _asked(endpoint, _request(endpoint, "POST", path, body, headers), path, timeout_ms)
+    request = _request(endpoint, "POST", path, body, headers)
+    told = await exchange(endpoint, request, path, timeout_ms)
+    return told.status, told.body
 
 
-async def _asked(
-    endpoint: Endpoint, request: bytes, path: str, timeout_ms: float
-) -> tuple[int, bytes]:
+async def exchange(
+    endpoint: Endpoint,
+    request: bytes,
+    path: str,
+    timeout_ms: float,
+    max_bytes: int = MAX_ANSWER_BYTES,
+) -> Told:
+    """The answer to a request as it stands, which asks that the connection be closed; `path` is for
+    errors alone. Raises as `fetch` does.
+    """
     try:
         async with asyncio.timeout(timeout_ms / 1_000.0):
-            return await _fetch(request, endpoint, path)
+            return await _fetch(request, endpoint, path, max_bytes)
     except TimeoutError as error:
         raise WorkerTimeout(
             f"{endpoint.host_header}{path} did not answer within {timeout_ms:.0f} ms"
@@ -86,7 +110,7 @@ def is_refusal(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and f"[Errno {errno.ECONNREFUSED}]" in str(error)
 
 
-async def _fetch(request: bytes, endpoint: Endpoint, path: str) -> tuple[int, bytes]:
+async def _fetch(request: bytes, endpoint: Endpoint, path: str, max_bytes: int) -> Told:
     reader, writer = await asyncio.open_connection(
         endpoint.host, endpoint.port, ssl=True if endpoint.is_tls else None
     )
@@ -101,11 +125,13 @@ async def _fetch(request: bytes, endpoint: Endpoint, path: str) -> tuple[int, by
                     raise WorkerLost(f"{endpoint.host_header}{path} closed without an answer")
                 break  # the close is the end of a body without a length
             parser.feed_data(data)
-            if len(answer.body) > MAX_ANSWER_BYTES:
+            if len(answer.body) > max_bytes:
                 raise WorkerLost(
-                    f"{endpoint.host_header}{path} answered more than {MAX_ANSWER_BYTES} bytes"
+                    f"{endpoint.host_header}{path} answered more than {max_bytes} bytes"
                 )
-        return parser.get_status_code(), bytes(answer.body)
+        return Told(
+            status=parser.get_status_code(), headers=answer.headers, body=bytes(answer.body)
+        )
     finally:
         writer.close()
 

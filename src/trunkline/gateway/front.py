@@ -156,6 +156,8 @@ class Front:
             self._servers = [await create(listen.host, listen.port)]
         self.port = self._servers[0].sockets[0].getsockname()[1]
         self._sweep()
+        if self.is_draining:  # told to end while it was told to begin
+            await self.close()
 
     async def drain(self, grace_ms: float) -> None:
         """Take nothing new, let what runs come to its end, then force the rest."""

@@ -190,6 +190,8 @@ FAMILIES: Mapping[str, Family] = {
         _gauge("namespaces_active", "Namespaces in use."),
         _gauge("public_prefixes_active", "Registered public prefixes."),
         _counter("public_fills_total", "Public prefixes written to a worker."),
+        _gauge("processes_serving", "Gateway processes that take connections."),
+        _counter("process_restarts_total", "Gateway processes that ended and were started again."),
         _gauge("build_info", "Always 1.", "version", "native"),
         _counter("metrics_dropped_total", "Samples that no declaration fits; a bug."),
     )

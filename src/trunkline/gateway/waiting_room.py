@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -33,23 +35,31 @@ class WaitingRoom:
 
     def __init__(self, listen: ListenConfig) -> None:
         self._listen = listen
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._visitors: set[_Visitor] = set()
 
-    async def open(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Visitor(self._visitors), self._listen.host, self._listen.port
-        )
+    async def open(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """On these where they are given: they are bound already."""
+        create = partial(asyncio.get_running_loop().create_server, lambda: _Visitor(self._visitors))
+        if sockets:
+            self._servers = [await create(sock=one) for one in sockets]
+        else:
+            self._servers = [await create(self._listen.host, self._listen.port)]
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._servers)
 
     def sockets(self) -> list[socket.socket]:
         """Its listening sockets, for who comes after it."""
-        assert self._server is not None, "asked before it was open"
-        return [one.dup() for one in self._server.sockets]
+        assert self._servers, "asked before it was open"
+        return [one.dup() for server in self._servers for one in server.sockets]
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        """It may be opened again."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
         for visitor in list(self._visitors):
             visitor.leave()
 
