@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ class Machine:
     freshness: Freshness = field(default_factory=lambda: Freshness("1"))
     status: int = 200
     is_silent: bool = False
+    left_ms: Callable[[], float] = lambda: math.inf
+    """Of the gateway's own lease with the registry."""
     change: Change = lambda body: body
     """What becomes of its answers."""
     table: EpochTable = field(default_factory=EpochTable)
@@ -56,6 +59,7 @@ class Machine:
             log=EventLog("test-holders"),
             on_ahead=lambda worker, rev: self.ahead.append((worker, rev)),
             on_pulls=lambda worker, ended, lost: self.pulls.append((worker, [*ended], lost)),
+            lease_left_ms=lambda: self.left_ms(),
         )
         self.holder = WorkerHolder("w", Endpoint(host="w", port=1, host_header="w"), parts)
 
@@ -141,6 +145,33 @@ def test_a_worker_has_its_first_lease_at_once_and_keeps_it(machine: Machine) -> 
         assert machine.freshness.is_valid(machine.boot())
     assert machine.holder.is_granted()
     assert (machine.holder.fence, machine.holder.erase) == (Fence.WORKER, Erase.NAMESPACE)
+
+
+@pytest.mark.parametrize("phase_ms", [0.0, 250.0, 500.0, 750.0, 990.0])
+def test_reuse_has_no_holes_where_the_gateways_own_lease_is_short(
+    phase_ms: float, machine: Machine
+) -> None:
+    """A gateway that shares its registry renews its lease each second, and lends what is left."""
+    machine.left_ms = lambda: 3_000.0 - (machine.boot() + phase_ms) % 1_070.0
+    seen: list[tuple[bool, bool]] = []
+
+    async def watch() -> None:
+        running = asyncio.create_task(machine.holder.run())
+        await asyncio.sleep(1.2)
+        for _ in range(1_000):
+            await asyncio.sleep(0.02)
+            seen.append((machine.freshness.is_valid(machine.boot()), machine.holder.is_granted()))
+        running.cancel()
+
+    machine.loop.run_until_complete(watch())
+    assert set(seen) == {(True, True)}
+    assert len(machine.grants_seen) < 2 * 22, "two calls a beat at most, and only some"
+
+
+def test_one_call_a_beat_is_enough_where_the_registry_is_its_own(machine: Machine) -> None:
+    machine.lives(20.5)
+    assert len(machine.grants_seen) <= 22
+    assert machine.holder.is_granted()
 
 
 def test_epochs_are_sent_again_only_when_there_are_new_ones(machine: Machine) -> None:

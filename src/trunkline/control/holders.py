@@ -135,6 +135,8 @@ class WorkerHolder:
         self._complete: tuple[str, int] | None = None
         """The life that has all our epochs by grants of ours, and their table's `changed_rev`."""
         self._is_stock = False
+        self._asked_at = BootInstant(-math.inf)
+        """Its newest ask is no older than this: the call was sent then that brought it."""
         self._armed_until = BootInstant(-math.inf)
         self._is_lost = False
         self._wake = asyncio.Event()
@@ -249,8 +251,10 @@ class WorkerHolder:
     async def _beat(self) -> None:
         try:
             was_granted = await self._ask()
-            if not was_granted and self._is_asked_openly:
-                await self._ask()  # a new life, or a beat was lost: not a whole beat without reuse
+            if self._is_asked_openly and not (was_granted and self._outlives_a_beat()):
+                # A new life, or a beat was lost: not a whole beat without reuse. Or our own lease
+                # with the registry was short: what is granted for this ask counts from now.
+                await self._ask()
         except (WorkerLost, WorkerTimeout) as error:
             self._is_asked_openly = False
             if not self._is_lost:
@@ -259,10 +263,15 @@ class WorkerHolder:
         else:
             self._is_lost = False
 
+    def _outlives_a_beat(self) -> bool:
+        """The lease that it has is good for the next beat, and for some lateness of that."""
+        return self._armed_until - self._parts.clock.boot() >= 1.5 * LEASE_BEAT_MS
+
     async def _ask(self) -> bool:
         """One call: our grant for its last ask (whether there was one), and its next ask."""
         changed_rev = self._parts.table().changed_rev
-        grant, sent_at = self._grant(), self._parts.clock.boot()
+        grant, asked_at = self._grant(), self._asked_at
+        sent_at = self._parts.clock.boot()
         body = {"grant": msgspec.to_builtins(grant) if grant else None}
         status, answer = await self._send(LEASE_PATH, body)
         if status == 404:
@@ -278,14 +287,14 @@ class WorkerHolder:
             ended = [(one.name, one.told.encode()) for one in told.pulled]
             if self._parts.on_pulls is not None:
                 self._parts.on_pulls(self.name, ended, max(0, lost))
-        self._last, self._is_asked_openly = told, True
+        self._last, self._is_asked_openly, self._asked_at = told, True, sent_at
         is_ahead = told.rev > self._parts.table().rev
         if is_ahead:
             self._parts.on_ahead(self.name, told.rev)
         if grant is None or not is_same_life:
             return False
         if grant.rev <= told.rev and not is_ahead:
-            self._armed_until = BootInstant(sent_at + grant.ttl_ms)
+            self._armed_until = BootInstant(asked_at + grant.ttl_ms)
         if grant.epochs and told.rev == grant.rev:
             self._complete = (told.boot_nonce, changed_rev)
         return True
