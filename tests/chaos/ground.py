@@ -25,6 +25,8 @@ PROFILE = "fifo:10,0.02,50"
 INTER_TOKEN_S = 0.05
 PREFILL_S = 0.2
 """Of prompt and generated tokens, with those in front of it that fail over at the same time."""
+PATIENCE_S = 150.0
+"""Longer than a breaker stays open (60 s), and its trials take."""
 PROBES = (
     "--health-check-interval-secs", str(HEARTBEAT_S / 2),
     "--health-check-timeout-secs", str(HEARTBEAT_S / 2),
@@ -96,12 +98,12 @@ def wait_back(looked_at: Gateway, count: int) -> float:
     seconds that took.
     """
     began_s = time.monotonic()
-    looked_at.wait_ready(count)
+    looked_at.wait_ready(count, PATIENCE_S)  # who has an open breaker is not ready
 
     def are_closed() -> bool:
         return all(row["breaker"] == "closed" for row in looked_at.workers().values())
 
-    until(are_closed, "all breakers are closed", 150)
+    until(are_closed, "all breakers are closed", PATIENCE_S)
     return time.monotonic() - began_s
 
 

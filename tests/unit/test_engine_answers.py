@@ -60,6 +60,14 @@ def test_block_size_and_capacity_come_from_the_cache_config() -> None:
     assert parse_cache(b"nothing").capacity_blocks is None
 
 
+def test_when_the_process_began_is_told_beside_it() -> None:
+    assert parse_cache(VLLM).started_s is None
+    page = b"process_start_time_seconds 1.79603e+09\n" + VLLM
+    assert parse_cache(page) == parse_cache(VLLM)
+    assert parse_cache(page).started_s == 1.79603e9
+    assert parse_cache(b"process_start_time_seconds NaN\n").started_s is None
+
+
 @pytest.mark.parametrize("size", ["0", "65537", "9" * 5_000, "\u0663", "1e3", ""])
 def test_a_block_size_that_none_can_have_is_unknown(size: str) -> None:
     page = f'vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{size}0"}} 1\n'.encode()

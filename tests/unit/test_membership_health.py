@@ -6,7 +6,7 @@ import asyncio
 import functools
 import itertools
 
-from member_bench import W0, Bench, bench_test, metrics, refused, some_chain, until
+from member_bench import W0, Answers, Bench, bench_test, metrics, refused, some_chain, until
 
 from trunkline.config import HealthConfig
 from trunkline.control.health import PROBE_GAP_SECS, Health
@@ -87,6 +87,40 @@ async def test_c24_another_block_size_at_the_same_url_is_taken_over_and_logged(
     assert bench.directory.predicted_count(W0) == 0
     _, fields = next(e for e in bench.log.events if e[0] == "worker.block_size_changed")
     assert (fields["was"], fields["block_tokens"]) == (16, 64)
+
+
+def began(started_s: float) -> bytes:
+    """The page of a process that began then."""
+    return metrics() + f"process_start_time_seconds {started_s}\n".encode()
+
+
+@bench_test
+async def test_a_worker_that_is_back_before_any_probe_failed_is_a_new_life_all_the_same(
+    bench: Bench,
+) -> None:
+    """Else its breaker stays open, and its events are waited for where they came from before."""
+    answers = await bench.joined(answers=Answers(metrics=began(1_000.0)))
+    bench.directory.predict(W0, some_chain(), now=bench.clock.now(), ttl_ms=60_000.0)
+    for _ in range(bench.parts.breaker.cb_failure_threshold):
+        fail(bench)
+    assert bench.state().is_breaker_open
+    answers.pages["/metrics"] = began(1_002.5)
+    await until(lambda: bench.log.count("worker.joined") == 2)
+    assert not bench.state().is_breaker_open
+    assert bench.directory.predicted_count(W0) == 0
+    assert bench.log.count("worker.unhealthy") == 0
+
+
+@bench_test
+async def test_of_processes_that_answer_in_turn_each_is_a_new_life_once_at_most(
+    bench: Bench,
+) -> None:
+    answers = await bench.joined(answers=Answers(metrics=began(1_000.0)))
+    for turn in range(20):
+        answers.pages["/metrics"] = began(1_000.0 + turn % 2)
+        seen = answers.asked.count("/metrics")
+        await until(lambda seen=seen: answers.asked.count("/metrics") > seen + 1)
+    assert bench.log.count("worker.joined") <= 2
 
 
 @bench_test

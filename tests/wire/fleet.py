@@ -239,7 +239,7 @@ class Gateway:
     def rank(self, process: Process, index: int = 0) -> dict[str, Any]:
         return self.worker(process)["detail"]["ranks"][index]
 
-    def wait_ready(self, count: int) -> None:
+    def wait_ready(self, count: int, limit_s: float = WAIT_S) -> None:
         """Until so many workers may be chosen and know what they hold."""
 
         def is_ready() -> bool:
@@ -247,7 +247,7 @@ class Gateway:
             states = [rank["feed_state"] for row in rows for rank in row["detail"]["ranks"]]
             return len(rows) >= count and all(state in ("live", "none") for state in states)
 
-        until(is_ready, f"{count} workers are ready")
+        until(is_ready, f"{count} workers are ready", limit_s)
 
     def wait_quiet(self) -> None:
         """Until nothing is in flight."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,7 +32,8 @@ _SLEEP = "vllm:engine_sleep_state"
 _CACHE = "vllm:cache_config_info"
 _FAMILIES = (b"vllm:", b"sglang:")
 _OF_LOAD = frozenset(name.encode() for name in (*_RUNNING, *_WAITING, *_MEMORY, _SLEEP))
-_OF_CACHE = frozenset((_CACHE.encode(),))
+_STARTED = "process_start_time_seconds"
+_OF_CACHE = frozenset((_CACHE.encode(), _STARTED.encode()))
 
 MAX_MODEL_NAME_CHARS = 256
 MAX_MODEL_TOKENS = 1 << 24
@@ -89,6 +90,10 @@ class CacheFacts:
 
     block_tokens: int | None
     capacity_blocks: int | None
+    started_s: float | None = field(default=None, compare=False)
+    """When the process began that tells, by its own clock. Of engines of several processes, none
+    may say so, or each for itself.
+    """
 
 
 class _ModelEntry(msgspec.Struct):
@@ -184,13 +189,20 @@ def _short_text(value: object) -> str:
 
 
 def parse_cache(metrics: bytes) -> CacheFacts:
-    """Block size and capacity out of `vllm:cache_config_info`."""
-    for _, labels, _ in _samples(metrics, _OF_CACHE):
-        return CacheFacts(
-            block_tokens=_positive(labels.get("block_size"), MAX_BLOCK_TOKENS),
-            capacity_blocks=_positive(labels.get("num_gpu_blocks"), MAX_CAPACITY_BLOCKS),
-        )
-    return CacheFacts(block_tokens=None, capacity_blocks=None)
+    """Block size and capacity out of `vllm:cache_config_info`, and whose they are."""
+    sizes: dict[str, str] | None = None
+    started_s: float | None = None
+    for name, labels, value in _samples(metrics, _OF_CACHE):
+        if name == _STARTED:
+            started_s = value
+        elif sizes is None:
+            sizes = labels
+    sizes = sizes or {}
+    return CacheFacts(
+        block_tokens=_positive(sizes.get("block_size"), MAX_BLOCK_TOKENS),
+        capacity_blocks=_positive(sizes.get("num_gpu_blocks"), MAX_CAPACITY_BLOCKS),
+        started_s=started_s,
+    )
 
 
 def parse_metrics_load(metrics: bytes) -> LoadReport | None:

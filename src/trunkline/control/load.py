@@ -62,6 +62,7 @@ class LoadReader:
         self._log = log
         self._path: str | None = None
         self._tells_pause = True
+        self._youngest_s: float | None = None
         self.is_unknown = False
         """It answers nowhere; said once, until it does."""
 
@@ -85,6 +86,16 @@ class LoadReader:
             self.is_unknown = True
             self._log.warning("worker.load_unknown", worker=self._name, tried=" ".join(LOAD_PATHS))
         return Reading(report=None, cache=cache)
+
+    def is_younger(self, started_s: float | None, joined_s: float | None) -> bool:
+        """Whether the process that told last began after that which told when the worker joined,
+        and after all that told since: where several answer in turn, each is news once.
+        """
+        if started_s is None or joined_s is None:
+            return False
+        youngest_s = joined_s if self._youngest_s is None else max(joined_s, self._youngest_s)
+        self._youngest_s = max(youngest_s, started_s)
+        return started_s > youngest_s
 
     async def _is_paused(self) -> bool:
         """What was sent to a paused engine would wait there for as long as it is."""
@@ -121,11 +132,15 @@ class LoadWatch:
                 self._take(_NOTHING)  # its health probe says so
             else:
                 self._take(reading.report or _NOTHING)
-                cache = reading.cache
-                is_known = cache is not None and cache.block_tokens is not None
-                if is_known and cache != self.cache:
-                    self.on_other()  # restarted with other settings (C24)
+                if reading.cache is not None and self._is_other(reading.cache):
+                    self.on_other()
             await asyncio.sleep(self.parts.health.load_interval_secs)
+
+    def _is_other(self, cache: CacheFacts) -> bool:
+        """Restarted with other settings (C24), or between two probes, so that none failed."""
+        if cache.block_tokens is not None and cache != self.cache:
+            return True
+        return self.reader.is_younger(cache.started_s, self.cache.started_s)
 
     async def _heard(self) -> Reading:
         """One reading. As long as it is waited for and no token comes either, the worker is silent;

@@ -88,7 +88,12 @@ def build_app(
     faults, tokenizer = options.faults, parts.tokenizer
     if faults.has_other_tokens:
         tokenizer = OneMore(tokenizer)
-    metrics = Metrics(options.model, options.data_parallel_size, faults.told_block_tokens)
+    metrics = Metrics(
+        options.model,
+        options.data_parallel_size,
+        faults.told_block_tokens,
+        started=parts.clock.wall(),
+    )
     fence: Fence | None = None
     if options.has_agent:
         fence = Fence(freshness=Freshness(parts.boot_nonce), boot=parts.clock.boot)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from trunkline.core.records import WallTime
 from trunkline.worker.engine import Engine
 from trunkline.worker.fence import Fence
 from trunkline.worker.jobs import Job
@@ -29,11 +30,15 @@ _ABSENT = (
 class Metrics:
     """One registry for all ranks of a worker."""
 
-    def __init__(self, model: str, ranks: int, told_block_tokens: int = 0) -> None:
+    def __init__(
+        self, model: str, ranks: int, told_block_tokens: int = 0, *, started: WallTime
+    ) -> None:
         """`told_block_tokens`: the block size that is told, 0 for the real one."""
         self._told_block_tokens = told_block_tokens
         self.registry = CollectorRegistry()
         self._model = model
+        begun = Gauge("process_start_time_seconds", "When this life began.", registry=self.registry)
+        begun.set(started / 1_000.0)
 
         def histogram(name: str, sentence: str, buckets: Sequence[float]) -> Histogram:
             made = Histogram(name, sentence, _LABELS, buckets=buckets, registry=self.registry)
