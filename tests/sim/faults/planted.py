@@ -45,7 +45,7 @@ from faults.wrongs import (
 )
 
 from trunkline import assembly
-from trunkline.control import health, holders, memory_store
+from trunkline.control import health, holders, load, memory_store
 from trunkline.control.entries import Entries
 from trunkline.core import breaker, directory, epochs, feed, fleet, freshness
 from trunkline.core.sequence import Sequence
@@ -331,6 +331,7 @@ PLANTED: tuple[Planted, ...] = (
             (Sequence, "contradicts", always(False)),
             (Sequence, "is_repeat", always(True)),
             (directory.Directory, "leave", nothing),
+            (load.LoadReader, "is_younger", always(False)),
         ),
         kinds=("crash",),
     ),
