@@ -63,7 +63,8 @@ def killed_gateway(stage: Stage) -> list[Finding]:
     """One of two gateways is killed under load and comes back on its port; clients go by a balancer
     that tries the other one where a connection is refused.
     """
-    kills_s: list[float] = []
+    kills = list[tuple[float, float]]()
+    """When each began, and when the process was gone: what was sent between was taken, too."""
     with processes() as started:
         fleet = ground.workers(started, 3)
         urls = [worker.url for worker in fleet]
@@ -84,8 +85,9 @@ def killed_gateway(stage: Stage) -> list[Finding]:
             for trial in stage.rounds(20):
                 until(lambda: len(crowd.flowing()) > 10, "streams run")
                 at = trial % 2
-                kills_s.append(time.monotonic())
+                kill_s = time.monotonic()
                 pair[at].process.kill()
+                kills.append((kill_s, time.monotonic()))
                 away.add(addresses[at])
                 pair[at] = ground.gateway(started, urls, *ports[at])
                 away.clear()
@@ -93,8 +95,9 @@ def killed_gateway(stage: Stage) -> list[Finding]:
         finished = sum(ground.worker_metric(worker, "vllm:request_success_total")
                        for worker in fleet)  # fmt: skip
     bad = [o for o in crowd.outcomes if not o.is_whole]
-    in_flight = [o for o in bad if any(o.sent_s < kill_s <= o.ended_s for kill_s in kills_s)]
-    new = [o for o in bad if not any(o.sent_s < kill_s <= o.ended_s for kill_s in kills_s)]
+    in_flight = [o for o in bad if any(o.sent_s < gone and o.ended_s >= at for at, gone in kills)]
+    told = {id(outcome) for outcome in in_flight}
+    new = [outcome for outcome in bad if id(outcome) not in told]
     for outcome in new[:5]:
         stage.say(f"failed: {outcome.words()}")
     unseen = finished - sum(o.is_whole for o in crowd.outcomes)

@@ -175,6 +175,10 @@ def never_answers(stage: Stage) -> list[Finding]:
                 until(lambda: hanging.name not in gateway.workers(), "it is forgotten", 120)
                 ratio = percentile(beside, 0.99) / percentile(alone, 0.99)
                 stage.say(f"p99 {ratio:.3f} times that without it, {len(beside)} answers")
+    for outcome in [o for o in crowd.outcomes if o.is_lost][:5]:
+        stage.say(
+            f"lost: {outcome.words()} of {outcome.worker}, {outcome.ended_s - outcome.sent_s:.1f} s"
+        )
     stage.say(f"medians {statistics.median(alone):.3f} s and {statistics.median(beside):.3f} s")
     ratio = percentile(beside, 0.99) / percentile(alone, 0.99)
     return [
