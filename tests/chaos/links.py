@@ -153,13 +153,16 @@ def _converged_s(gateway: Gateway, victim: Behind, marks: int) -> float:
 
 
 def never_answers(stage: Stage) -> list[Finding]:
-    """The same load on three workers, without and with a fourth that accepts and says nothing."""
+    """The same load on three workers, without and with a fourth that accepts and says nothing. What
+    is no stream is given up there after 30 s, not after 10 min, for which no client here waits.
+    """
     seconds = stage.phase_s(30.0)
     alone, beside = list[float](), list[float]()
     with processes() as started:
         fleet = ground.workers(started, 3)
         [hanging] = started.workers(1, "--profile", ground.PROFILE, "--fault", "hang")
-        gateway = ground.gateway(started, [worker.url for worker in fleet])
+        given_up = ("--first-byte-timeout-ms", "30000")
+        gateway = ground.gateway(started, [worker.url for worker in fleet], *given_up)
 
         def short(number: int, turn: int) -> Ask:
             ids = ground.prompt(stage.dice(number, turn), (number + turn) % ground.FAMILIES)

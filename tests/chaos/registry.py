@@ -29,6 +29,7 @@ TENANT = "acme"
 OTHER = "beta"
 """A tenant whose cache is given up in each trial; nothing is asked for it."""
 CLIENTS = 24
+WORKERS = 3
 LEASE_S = 3 * HEARTBEAT_S
 KEPT = 4
 """Prompts that are cached before an outage, and asked for again after it."""
@@ -104,7 +105,7 @@ def site() -> Iterator[Site]:
         nats_server(Path(folder, "nats")) as server,
         processes() as started,
     ):
-        urls = [worker.url for worker in ground.workers(started, 3)]
+        urls = [worker.url for worker in ground.workers(started, WORKERS)]
         pair: list[Gateway] = []
         for name in ("one", "other"):
             if pair:
@@ -172,6 +173,8 @@ def _try(stage: Stage, place: Site, seen: Seen, outage: Outage) -> None:
     ended_s = time.monotonic()
     until(place.all_reuse, "reuse is back", 90 * HEARTBEAT_S)
     seen.back_s.append(time.monotonic() - ended_s)
+    for gateway in place.pair:
+        Tenants(gateway).wait_leased(WORKERS)  # from their gateways, once these have theirs
     for number, ask in enumerate(kept):
         seen.found += place.cached(ask, place.pair[number % 2]) > 0
         seen.asked += 1
