@@ -11,6 +11,7 @@ import random
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -140,6 +141,7 @@ def tried(row: Row, stage: Stage) -> list[Finding]:
         first = error
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
+        stage.say("it broke:\n" + "".join(traceback.format_exception(first)))
         words = f"{type(first).__name__}: {str(first)[:160]}".replace("\n", " ")
     return [held(row.fault, row.title, "runs to its end", words, is_met=False)]
 
