@@ -135,7 +135,7 @@ def test_predicting_the_same_blocks_again_and_again_does_not_grow_the_queue(modu
 def queued_blocks(index: Any, module: Any) -> int:
     """Compiled: what the memory can hold; pure: what the queue holds."""
     if module is _fallback:
-        return sum(len(keys) for _, _, keys in index._slots[0].queue)
+        return sum(len(keys) for _, _, keys in index._blocks.slots[0].queue)
     base = module.BlockIndex(1_000)
     base.add_slot()
     fixed_bytes = 70_000  # one chunk of entries, small tables

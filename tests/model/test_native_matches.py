@@ -114,9 +114,9 @@ def test_pure_match_bisects_also_after_holes_were_made_and_mended() -> None:
     tokens, names = array("I", range(400)), array("Q", range(200))
     index.store(slot, 0, 0, 0, names, tokens, 2)
     index.remove(slot, 0, array("Q", [50]))
-    assert [orphans.slots_mask for orphans in index._orphans] == [1, 1, 1]
+    assert [orphans.slots_mask for orphans in index._blocks.orphans] == [1, 1, 1]
     packed = _fallback.chain_keys(*SECRETS[0], tokens, 2)
     assert index.match(packed) == ([50], [50], [50])
     index.store(slot, 0, -1, 49, array("Q", [50]), array("I", [100, 101]), 2)
-    assert [orphans.slots_mask for orphans in index._orphans] == [0, 0, 0]
+    assert [orphans.slots_mask for orphans in index._blocks.orphans] == [0, 0, 0]
     assert index.match(packed) == ([200], [200], [200])

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from twins import BLOCK_TOKENS, SECRETS, TWINS, Path, chain_of, compiled, needs_compiled, tokens_of
 
 from trunkline.native import _fallback
+from trunkline.native._rows import ROW
 from trunkline.native.codes import CONFLICT, FULL, UNKNOWN_PARENT
 
 MAX_BLOCKS = 24
@@ -194,6 +195,42 @@ class TwinIndexes(RuleBasedStateMachine):
         self.predict(slot, 0, path, 9.0, 100)
         self._store(slot, tier, 0, (), path, salt=0)
         self.remove(slot, tier, 0, [path[: n + 1] for n in range(left, len(path))], salt=0)
+
+    @rule(source=SLOTS, to=SLOTS, max_rows=st.sampled_from([1, 3, 100]), is_left_out=st.booleans())
+    def hand_over(self, source: int, to: int, max_rows: int, is_left_out: bool) -> None:
+        """Each index takes in what the other exported, so that they read the same rows."""
+        if not (self._is_live(source) and self._is_live(to)):
+            return
+        theirs, ours = self.naive.copies[source], self.naive.copies[to]
+        taken = {
+            name: (block, copies)
+            for name, (block, copies) in theirs.items()
+            if not (is_left_out and block[0] == 1)
+        }
+        if any(name in ours and ours[name][0] != block for name, (block, _) in taken.items()):
+            return  # which rows are in by then is each index's own affair
+        pieces = [self._exported(index, source, max_rows) for index in self.indexes]
+        for index, told in zip(self.indexes, reversed(pieces), strict=True):
+            left_out: set[int] = set()
+            for rows, ids in told:
+                kept = [-1 if is_left_out and of == 1 else of for of in ids]
+                count, missed = index.adopt_rows(to, rows, kept)
+                assert count == len(rows) // ROW.size
+                left_out |= set(array("Q", missed))
+            assert left_out == theirs.keys() - taken.keys() - ours.keys()
+        for name, (block, copies) in taken.items():
+            ours[name] = (block, (ours[name][1] if name in ours else Counter[int]()) | copies)
+
+    def _exported(self, index: Any, slot: int, max_rows: int) -> list[tuple[bytes, list[int]]]:
+        told: list[tuple[bytes, list[int]]] = []
+        at = 0
+        while at >= 0:
+            at, rows, ids = index.export_rows(slot, at, max_rows)
+            assert len(rows) <= max_rows * ROW.size
+            told.append((rows, ids))
+        names = [row[0] for rows, _ in told for row in ROW.iter_unpack(rows)]
+        assert sorted(names) == sorted(self.naive.copies[slot]), "each comes once"
+        return told
 
     @rule(slot=SLOTS)
     def clear(self, slot: int) -> None:

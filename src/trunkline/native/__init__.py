@@ -12,6 +12,7 @@ from trunkline.native._choice import (
     split_request,
 )
 from trunkline.native._heads import DROPPED, REPORTED, fields_of
+from trunkline.native._rows import ROW_BYTES
 from trunkline.native.codes import CONFLICT, FULL, RETIRED, UNKNOWN_PARENT
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "IMPLEMENTATION",
     "REPORTED",
     "RETIRED",
+    "ROW_BYTES",
     "UNKNOWN_PARENT",
     "BlockIndex",
     "chain_keys",

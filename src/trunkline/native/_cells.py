@@ -90,6 +90,30 @@ class SlotState:
         self.next_batch = 0
         self.last_expires_ms = -math.inf
 
+    def note_gain(self, entry: Entry, before: int, gained: int, *, is_new_hash: bool) -> None:
+        """Copies of one hash came: count them where several hashes name the block."""
+        if is_new_hash and before & RESIDENT:
+            first = [int(bool(before & hold)) for hold in (DEVICE, NEAR, RESIDENT)]
+            self.aliases.setdefault(entry, first)
+        alias = self.aliases.get(entry)
+        if alias is not None:
+            for place, hold in enumerate((DEVICE, NEAR, RESIDENT)):
+                alias[place] += bool(gained & hold)
+
+    def note_loss(self, entry: Entry, lost: int) -> int:
+        """Copies of one hash are gone; what of that no other hash of the block has still."""
+        alias = self.aliases.get(entry)
+        if alias is None:
+            return lost
+        for place, hold in enumerate((DEVICE, NEAR, RESIDENT)):
+            if lost & hold:
+                alias[place] -= 1
+                if alias[place]:
+                    lost &= ~hold
+        if alias[2] == 1:
+            del self.aliases[entry]
+        return lost
+
     def drop_stale_queued(self) -> None:
         """Keep the queue in proportion to what is expected, however often it is predicted anew."""
         queue: deque[tuple[float, int, list[bytes]]] = deque()

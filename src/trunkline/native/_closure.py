@@ -74,6 +74,22 @@ class Orphans:
         self.slots_mask &= ~(1 << slot)
 
 
+def depths_of(
+    block_count: int, slot_count: int, holed: int, views: Callable[[int], int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Leading blocks of a chain in each view, by slot. `views(depth)`: the three views' masks of
+    one block, side by side, device lowest; `holed`: bits whose sets may have holes.
+    """
+    closed = ((1 << VIEWS * slot_count) - 1) & ~holed
+    found = closed_depths(block_count, closed, lambda depth: views(depth) & closed)
+    if holed:
+        found |= walked_depths(block_count, holed, views)
+    depths = [0] * (VIEWS * slot_count)
+    for bit, depth in found.items():
+        depths[bit] = depth
+    return depths[:slot_count], depths[slot_count : 2 * slot_count], depths[2 * slot_count :]
+
+
 def closed_depths(block_count: int, everyone: int, probe: Callable[[int], int]) -> dict[int, int]:
     """For masks that only lose bits with depth: bit -> the first depth at which it is gone.
 

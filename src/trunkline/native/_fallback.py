@@ -9,8 +9,10 @@ Read `_cells.py` for the records, `_closure.py` for how `match` avoids a walk, a
 from __future__ import annotations
 
 import heapq
+import itertools
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 from trunkline.native._arguments import (
     check_block_tokens,
@@ -20,21 +22,19 @@ from trunkline.native._arguments import (
     items_of,
     keys_of,
 )
+from trunkline.native._blocks import Blocks
 from trunkline.native._cells import (
-    DEVICE,
     NEAR,
     NOBODY,
     PREDICTED,
     RESIDENT,
-    VIEW_HOLDS,
-    Entry,
     Held,
     NamespaceState,
     SlotState,
-    slots_in,
 )
 from trunkline.native._chain import chain_keys
-from trunkline.native._closure import VIEWS, Children, Orphans, closed_depths, walked_depths
+from trunkline.native._closure import VIEWS, depths_of
+from trunkline.native._rows import packed_rows, rows_of
 from trunkline.native.codes import CONFLICT, FULL, RETIRED, UNKNOWN_PARENT
 
 __all__ = ["MAX_COPIES", "BlockIndex", "chain_keys"]
@@ -65,33 +65,28 @@ class BlockIndex:
             raise ValueError("a seed is outside 0..2**64-1")
         if not 1 <= max_blocks <= _MAX_BLOCKS:
             raise ValueError(f"max_blocks is {max_blocks}, allowed are 1 to {_MAX_BLOCKS}")
-        self._max_blocks = max_blocks
-        self._entries: dict[bytes, Entry] = {}
-        self._children = Children()
-        self._orphans = tuple(Orphans() for _ in range(VIEWS))
-        self._slots: list[SlotState | None] = []
+        self._blocks = Blocks(max_blocks)
         self._free_slots: list[int] = []
-        self._namespaces: list[NamespaceState] = []
         self._free_namespaces: list[int] = []
         self._retiring: deque[int] = deque()  # retired, and not all of their blocks swept yet
-        self._buried_count = 0  # blocks of retired namespaces that engine hashes still name
+        self._has_adopted = False
 
     def add_namespace(self, key: bytes, root: bytes) -> int:
         """Register a namespace's chain secrets; the answer names it in `store`, until retired."""
         check_secrets(key, root)
         if self._free_namespaces:
             namespace_id = self._free_namespaces.pop()
-            self._namespaces[namespace_id] = NamespaceState(key, root)
+            self._blocks.namespaces[namespace_id] = NamespaceState(key, root)
             return namespace_id
-        self._namespaces.append(NamespaceState(key, root))
-        return len(self._namespaces) - 1
+        self._blocks.namespaces.append(NamespaceState(key, root))
+        return len(self._blocks.namespaces) - 1
 
     def retire_namespace(self, namespace_id: int) -> None:
         """Forget a namespace's secrets: from here on its blocks match nothing, and what is chained
         after them is `RETIRED`. `sweep` drops the blocks and frees the number.
         """
         self._check_namespace(namespace_id)
-        self._namespaces[namespace_id].retire()
+        self._blocks.namespaces[namespace_id].retire()
         self._retiring.append(namespace_id)
 
     def sweep(self, max_blocks: int) -> int:
@@ -102,31 +97,31 @@ class BlockIndex:
         if max_blocks < 0:
             raise ValueError("max_blocks is negative")
         while self._retiring:
-            entries = self._namespaces[self._retiring[0]].entries
+            entries = self._blocks.namespaces[self._retiring[0]].entries
             if not entries:
                 self._free_namespaces.append(self._retiring.popleft())
                 continue
             if max_blocks == 0:
                 break
             max_blocks -= 1
-            self._bury(next(reversed(entries.values())))
+            self._blocks.bury(next(reversed(entries.values())))
         return len(self._retiring)
 
     def add_slot(self) -> int:
         """Take the lowest free slot. Raises ValueError when 65,535 are in use."""
         if self._free_slots:
             slot = heapq.heappop(self._free_slots)
-            self._slots[slot] = SlotState()
+            self._blocks.slots[slot] = SlotState()
             return slot
-        if len(self._slots) >= _MAX_SLOTS:
+        if len(self._blocks.slots) >= _MAX_SLOTS:
             raise ValueError(f"all {_MAX_SLOTS} slots are in use")
-        self._slots.append(SlotState())
-        return len(self._slots) - 1
+        self._blocks.slots.append(SlotState())
+        return len(self._blocks.slots) - 1
 
     def drop_slot(self, slot: int) -> None:
         """Forget all that a slot holds and free it for reuse."""
         self.clear_slot(slot)
-        self._slots[slot] = None
+        self._blocks.slots[slot] = None
         heapq.heappush(self._free_slots, slot)
 
     def clear_slot(self, slot: int) -> int:
@@ -134,13 +129,13 @@ class BlockIndex:
         state = self._state(slot)
         held = {held.entry: None for held in state.held.values()}
         held_count = len(held)
-        held.update((self._entries[key], None) for key in state.predicted)
+        held.update((self._blocks.by_key[key], None) for key in state.predicted)
         for entry in held:
             entry.set_holds(slot, 0)
-            self._drop_if_unheld(entry)
-        for orphans in self._orphans:
+            self._blocks.drop_if_unheld(entry)
+        for orphans in self._blocks.orphans:
             orphans.forget(slot)
-        self._slots[slot] = SlotState()
+        self._blocks.slots[slot] = SlotState()
         return held_count
 
     def store(
@@ -175,26 +170,17 @@ class BlockIndex:
             held = state.held.get(parent)
             if held is None:
                 return UNKNOWN_PARENT
-            if self._is_dead(held.entry):
+            if self._blocks.is_dead(held.entry):
                 return RETIRED
             parent_key = held.entry.key
             namespace_id = held.entry.namespace_id if namespace_id == -1 else namespace_id
-        domain = self._namespaces[namespace_id]
+        domain = self._blocks.namespaces[namespace_id]
         packed = chain_keys(domain.key, parent_key or domain.root, ids, block_tokens)
         for engine_hash, key in zip(names, keys_of(packed), strict=True):
-            held = state.held.get(engine_hash)
-            if held is not None and held.entry.key != key:
-                return CONFLICT
-            if held is not None and self._is_dead(held.entry):
-                self._drop_hash(slot, state, engine_hash)  # what it named counts no more
-                held = None
-            is_new_hash = held is None
-            if held is None:
-                entry = self._entry(key, namespace_id, parent_key)
-                if entry is None:
-                    return FULL
-                held = state.held[engine_hash] = Held(entry)
-            self._note_copy(slot, state, held, tier, is_new_hash=is_new_hash)
+            held = self._named(slot, state, engine_hash, key, (namespace_id, parent_key))
+            if isinstance(held, int):
+                return held
+            self._note_copy(slot, state, held, tier)
             parent_key = key
         return len(names)
 
@@ -250,10 +236,10 @@ class BlockIndex:
         taken: list[bytes] = []
         parent: bytes | None = None
         for index, key in enumerate(keys):
-            entry = self._entry(key, lead_id if index < lead_count else namespace_id, parent)
+            entry = self._blocks.entry(key, lead_id if index < lead_count else namespace_id, parent)
             if entry is None:
                 break
-            self._set_holds(slot, entry, entry.holds(slot) | PREDICTED)
+            self._blocks.set_holds(slot, entry, entry.holds(slot) | PREDICTED)
             state.predicted[key] = batch
             taken.append(key)
             parent = key
@@ -269,11 +255,11 @@ class BlockIndex:
         """Stop expecting the blocks of `packed` at a slot."""
         state = self._state(slot)
         for key in keys_of(packed):
-            self._forget_prediction(slot, state, key)
+            self._blocks.forget_prediction(slot, state, key)
 
     def expire(self, now_ms: float) -> None:
         """Drop the predictions whose time has come (`expires_ms <= now_ms`)."""
-        for slot, state in enumerate(self._slots):
+        for slot, state in enumerate(self._blocks.slots):
             while state is not None and state.queue and state.queue[0][0] <= now_ms:
                 self._expire_oldest(slot, state)
 
@@ -282,41 +268,68 @@ class BlockIndex:
         tier, and near (device or host) or expected. A run ends at the first block that is missing.
         """
         keys = list(keys_of(packed))
-        slot_count = len(self._slots)
-        entries = self._entries
+        slot_count = len(self._blocks.slots)
+        entries = self._blocks.by_key
         is_sweeping = bool(self._retiring)
 
         def views(depth: int) -> int:
             """The three views' masks over slots, side by side in one number."""
             entry = entries.get(keys[depth])
-            if entry is None or (is_sweeping and self._is_dead(entry)):
+            if entry is None or (is_sweeping and self._blocks.is_dead(entry)):
                 return 0
             expected = entry.near | entry.predicted
             return (expected << slot_count | entry.resident) << slot_count | entry.device
 
+        if is_sweeping or self._has_adopted:
+            # A dead block makes a hole that is not counted as one yet; of an adopted one nobody
+            # told after which it stands.
+            return depths_of(len(keys), slot_count, (1 << VIEWS * slot_count) - 1, views)
         holed = 0
-        for view, orphans in enumerate(self._orphans):
+        for view, orphans in enumerate(self._blocks.orphans):
             holed |= orphans.slots_mask << view * slot_count
-        everyone = (1 << VIEWS * slot_count) - 1
-        if is_sweeping:  # a dead block makes a hole that is not counted as one yet
-            holed = everyone
-        closed = everyone & ~holed
-        found = closed_depths(len(keys), closed, lambda depth: views(depth) & closed)
-        if holed:
-            found |= walked_depths(len(keys), holed, views)
-        depths = [0] * (VIEWS * slot_count)
-        for bit, depth in found.items():
-            depths[bit] = depth
-        return (
-            depths[:slot_count],
-            depths[slot_count : 2 * slot_count],
-            depths[2 * slot_count :],
+        return depths_of(len(keys), slot_count, holed, views)
+
+    def export_rows(self, slot: int, start: int, max_rows: int) -> tuple[int, bytes, list[int]]:
+        """Up to so many engine hashes of a slot from a place on, 0 at first, as rows of `_rows.py`;
+        the place to go on at, -1 at the end; and the namespaces that the rows count from 0, -1 for
+        blocks of retired ones. All in all each comes once, if nothing is stored or removed.
+        """
+        held = self._state(slot).held
+        if start < 0 or max_rows < 1:
+            raise ValueError("rows are asked for from 0 on, and at least one")
+        cells = list(itertools.islice(held.items(), start, start + max_rows))
+        packed, ids = packed_rows(
+            (name, cell, NOBODY if self._blocks.is_dead(cell.entry) else cell.entry.namespace_id)
+            for name, cell in cells
         )
+        end = start + len(cells)
+        return end if end < len(held) else -1, packed, ids
+
+    def adopt_rows(self, slot: int, rows: bytes, namespace_ids: list[int]) -> tuple[int, bytes]:
+        """Take in what another index exported of the same worker: each block has at least so many
+        copies in each tier. How many rows, or `FULL` or `CONFLICT` (then those before it are in);
+        and, packed, the hashes of rows whose namespace is -1 here, which are left out.
+        """
+        state = self._state(slot)
+        for namespace_id in set(namespace_ids) - {NOBODY}:
+            self._check_namespace(namespace_id)
+        table = rows_of(rows, len(namespace_ids))
+        left_out = array("Q")
+        self._has_adopted = self._has_adopted or bool(table)
+        for engine_hash, key, place, copies in table:
+            if namespace_ids[place] != NOBODY:
+                held = self._named(slot, state, engine_hash, key, (namespace_ids[place], None))
+                if isinstance(held, int):
+                    return held, left_out.tobytes()
+                self._raise_copies(slot, state, held, copies)
+            elif engine_hash not in state.held:
+                left_out.append(engine_hash)
+        return len(table), left_out.tobytes()
 
     def held(self, slot: int) -> bytes:
         """The keys a slot holds in any tier, sorted and packed; none of retired namespaces."""
         held = (held.entry for held in self._state(slot).held.values())
-        return b"".join(sorted({entry.key for entry in held if not self._is_dead(entry)}))
+        return b"".join(sorted({entry.key for entry in held if not self._blocks.is_dead(entry)}))
 
     def held_count(self, slot: int) -> int:
         """How many engine hashes a slot holds."""
@@ -328,130 +341,67 @@ class BlockIndex:
 
     def block_count(self) -> int:
         """How many distinct blocks the index knows."""
-        return len(self._entries) + self._buried_count
+        return self._blocks.count()
 
     def memory_bytes(self) -> int:
         """The memory in use: what was allocated when compiled, an estimate here.
 
         The estimate was measured: 175 bytes a block, 280 a holder, 125 a prediction.
         """
-        live = [state for state in self._slots if state is not None]
+        live = [state for state in self._blocks.slots if state is not None]
         held_count = sum(len(state.held) for state in live)
         predicted_count = sum(len(state.predicted) for state in live)
-        return 175 * len(self._entries) + 280 * held_count + 125 * predicted_count
+        return 175 * len(self._blocks.by_key) + 280 * held_count + 125 * predicted_count
 
     # -- blocks and their holders ----------------------------------------------------------------
 
     def _state(self, slot: int) -> SlotState:
-        state = self._slots[slot] if 0 <= slot < len(self._slots) else None
+        state = self._blocks.slots[slot] if 0 <= slot < len(self._blocks.slots) else None
         if state is None:
             raise ValueError(f"slot {slot} is not in use")
         return state
 
-    def _live(self, slot: int) -> SlotState:
-        state = self._slots[slot]
-        assert state is not None, f"slot {slot} holds blocks and is not in use"
-        return state
-
     def _check_namespace(self, namespace_id: int) -> None:
-        is_known = 0 <= namespace_id < len(self._namespaces)
-        if not is_known or self._namespaces[namespace_id].is_retired:
+        is_known = 0 <= namespace_id < len(self._blocks.namespaces)
+        if not is_known or self._blocks.namespaces[namespace_id].is_retired:
             raise ValueError(f"namespace {namespace_id} is unknown")
-
-    def _is_dead(self, entry: Entry) -> bool:
-        namespace_id = entry.namespace_id
-        return namespace_id == NOBODY or self._namespaces[namespace_id].is_retired
-
-    def _entry(self, key: bytes, namespace_id: int, parent: bytes | None) -> Entry | None:
-        entry = self._entries.get(key)
-        if entry is not None and self._is_dead(entry):
-            self._bury(entry)  # its namespace was retired and is back under another number
-            entry = None
-        if entry is None and self.block_count() < self._max_blocks:
-            entry = self._entries[key] = Entry(key, namespace_id, parent)
-            self._namespaces[namespace_id].entries[key] = entry
-            if parent is not None:
-                self._children.add(parent, key)
-        return entry
-
-    def _bury(self, entry: Entry) -> None:
-        """No key leads to the block from here on and nobody expects it; it goes when no engine hash
-        names it.
-        """
-        for slot in slots_in(entry.predicted):
-            self._forget_prediction(slot, self._live(slot), entry.key)
-        for slot in slots_in(entry.resident):
-            self._count_leaving(slot, entry)
-        if entry.resident:
-            self._unlist(entry)
-            entry.namespace_id = NOBODY
-            self._buried_count += 1
-
-    def _count_leaving(self, slot: int, entry: Entry) -> None:
-        for view, counted in enumerate(VIEW_HOLDS):
-            if entry.holds(slot) & counted:
-                self._count_orphans(view, slot, entry, is_in=False)
-
-    def _drop_if_unheld(self, entry: Entry) -> None:
-        if entry.resident or entry.predicted:
-            return
-        if entry.namespace_id == NOBODY:
-            self._buried_count -= 1
-        else:
-            self._unlist(entry)
-
-    def _unlist(self, entry: Entry) -> None:
-        del self._entries[entry.key]
-        del self._namespaces[entry.namespace_id].entries[entry.key]
-        if entry.parent is not None:
-            self._children.discard(entry.parent, entry.key)
-
-    def _set_holds(self, slot: int, entry: Entry, holds: int) -> None:
-        """Set how a slot holds a block. Forgets the block when nobody holds it any more."""
-        before = entry.holds(slot)
-        if holds == before:
-            return
-        for view, counted in enumerate(VIEW_HOLDS):
-            is_in = bool(holds & counted)
-            if is_in != bool(before & counted) and entry.namespace_id != NOBODY:
-                self._count_orphans(view, slot, entry, is_in=is_in)
-        entry.set_holds(slot, holds)
-        self._drop_if_unheld(entry)
-
-    def _count_orphans(self, view: int, slot: int, entry: Entry, *, is_in: bool) -> None:
-        """A block enters or leaves one view of a slot: is it an orphan, and are its children?"""
-        orphans = self._orphans[view]
-        key = entry.key
-        delta = 0
-        if entry.parent is not None and not self._is_in_view(view, slot, entry.parent):
-            delta = 1 if is_in else -1
-        if not is_in:
-            delta += sum(self._is_in_view(view, slot, child) for child in self._children.of(key))
-        elif orphans.slots_mask >> slot & 1:  # else it has no orphans that could find their parent
-            delta -= sum(self._is_in_view(view, slot, child) for child in self._children.of(key))
-        orphans.move(slot, delta)
-
-    def _is_in_view(self, view: int, slot: int, key: bytes) -> bool:
-        entry = self._entries.get(key)
-        return entry is not None and bool(entry.holds(slot) & VIEW_HOLDS[view])
 
     # -- copies ----------------------------------------------------------------------------------
 
-    def _note_copy(
-        self, slot: int, state: SlotState, held: Held, tier: int, *, is_new_hash: bool
-    ) -> None:
-        before = held.entry.holds(slot)
-        had = held.holds()
-        held.copies[tier] = min(held.copies[tier] + 1, MAX_COPIES)
-        gained = held.holds() & ~had
-        if is_new_hash and before & RESIDENT:
-            first = [int(bool(before & hold)) for hold in (DEVICE, NEAR, RESIDENT)]
-            state.aliases.setdefault(held.entry, first)
-        alias = state.aliases.get(held.entry)
-        if alias is not None:
-            for place, hold in enumerate((DEVICE, NEAR, RESIDENT)):
-                alias[place] += bool(gained & hold)
-        self._set_holds(slot, held.entry, before | gained)
+    def _named(
+        self,
+        slot: int,
+        state: SlotState,
+        engine_hash: int,
+        key: bytes,
+        place: tuple[int, bytes | None],
+    ) -> Held | int:
+        """What an engine hash names, made where it is new; or a code. `place`: the block's
+        namespace and parent.
+        """
+        held = state.held.get(engine_hash)
+        if held is not None and held.entry.key != key:
+            return CONFLICT
+        if held is not None and self._blocks.is_dead(held.entry):
+            self._drop_hash(slot, state, engine_hash)  # what it named counts no more
+            held = None
+        if held is None:
+            entry = self._blocks.entry(key, *place)
+            if entry is None:
+                return FULL
+            held = state.held[engine_hash] = Held(entry)
+        return held
+
+    def _note_copy(self, slot: int, state: SlotState, held: Held, tier: int) -> None:
+        copies = list(held.copies)
+        copies[tier] = min(copies[tier] + 1, MAX_COPIES)
+        self._raise_copies(slot, state, held, copies)
+
+    def _raise_copies(self, slot: int, state: SlotState, held: Held, least: Sequence[int]) -> None:
+        before, had = held.entry.holds(slot), held.holds()
+        held.copies = list(map(max, held.copies, least))
+        state.note_gain(held.entry, before, held.holds() & ~had, is_new_hash=not had)
+        self._blocks.set_holds(slot, held.entry, before | (held.holds() & ~had))
 
     def _drop_copy(self, slot: int, state: SlotState, engine_hash: int, tier: int) -> None:
         """The last copy of one engine hash in a tier is gone."""
@@ -462,19 +412,11 @@ class BlockIndex:
         held.copies[tier] = 0
         if lost & RESIDENT:
             del state.held[engine_hash]
-        alias = state.aliases.get(held.entry)
-        if alias is not None:
-            for place, hold in enumerate((DEVICE, NEAR, RESIDENT)):
-                if lost & hold:
-                    alias[place] -= 1
-                    if alias[place]:
-                        lost &= ~hold
-            if alias[2] == 1:
-                del state.aliases[held.entry]
+        lost = state.note_loss(held.entry, lost)
         if lost & NEAR and held.entry.holds(slot) & PREDICTED:
             del state.predicted[held.entry.key]  # it came, and went: nothing is on its way
             lost |= PREDICTED
-        self._set_holds(slot, held.entry, held.entry.holds(slot) & ~lost)
+        self._blocks.set_holds(slot, held.entry, held.entry.holds(slot) & ~lost)
 
     def _drop_hash(self, slot: int, state: SlotState, engine_hash: int) -> None:
         """All copies of one engine hash are gone."""
@@ -491,9 +433,4 @@ class BlockIndex:
         state.queued_count -= len(keys)
         for key in keys:
             if state.predicted.get(key) == batch:
-                self._forget_prediction(slot, state, key)
-
-    def _forget_prediction(self, slot: int, state: SlotState, key: bytes) -> None:
-        if state.predicted.pop(key, None) is not None:
-            entry = self._entries[key]
-            self._set_holds(slot, entry, entry.holds(slot) & ~PREDICTED)
+                self._blocks.forget_prediction(slot, state, key)

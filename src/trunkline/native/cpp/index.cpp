@@ -405,25 +405,35 @@ std::int64_t Index::store(std::uint32_t slot, std::size_t tier, std::int64_t nam
     }
     const std::uint8_t* key = chained_.data() + index * kKeyBytes;
     const std::uint64_t hash = hash_at(hashes, index);
-    std::size_t position = find_hash(state, hash);
-    if (position != state.held.kNone) {
-      const EntryId known = state.held[position].entry;
-      if (std::memcmp(entries_[known].key.data(), key, kKeyBytes) != 0) return kConflict;
-      if (is_dead(known)) {  // what the hash named under a retired namespace counts no more
-        drop_hash(state, slot, position);
-        position = state.held.kNone;
-      }
-    }
-    const bool is_new_hash = position == state.held.kNone;
-    if (is_new_hash) {
-      const EntryId id = find_or_make(key, static_cast<std::uint32_t>(namespace_id));
-      if (id == kNoEntry) return kFull;
-      position = state.held.insert({static_cast<std::uint32_t>(hash),
-                                    static_cast<std::uint32_t>(hash >> 32), id, {}});
-    }
-    note_copy(state, slot, state.held[position], tier, is_new_hash);
+    const std::int64_t position = find_or_name(state, slot, hash, key, static_cast<std::uint32_t>(namespace_id));
+    if (position < 0) return position;
+    HeldCell& cell = state.held[static_cast<std::size_t>(position)];
+    auto copies = cell.copies;
+    if (copies[tier] < kMostCopies) ++copies[tier];
+    raise_copies(state, slot, cell, copies);
   }
   return static_cast<std::int64_t>(count);
+}
+
+/// Where an engine hash lies that names the block with this key, put in where it is new; or a code.
+std::int64_t Index::find_or_name(SlotState& state, std::uint32_t slot, std::uint64_t hash,
+                                 const std::uint8_t* key, std::uint32_t namespace_id) {
+  std::size_t position = find_hash(state, hash);
+  if (position != state.held.kNone) {
+    const EntryId known = state.held[position].entry;
+    if (std::memcmp(entries_[known].key.data(), key, kKeyBytes) != 0) return kConflict;
+    if (is_dead(known)) {  // what the hash named under a retired namespace counts no more
+      drop_hash(state, slot, position);
+      position = state.held.kNone;
+    }
+  }
+  if (position == state.held.kNone) {
+    const EntryId id = find_or_make(key, namespace_id);
+    if (id == kNoEntry) return kFull;
+    position = state.held.insert(
+        {static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32), id, {}});
+  }
+  return static_cast<std::int64_t>(position);
 }
 
 std::size_t Index::find_hash(const SlotState& state, std::uint64_t hash) const {
@@ -434,11 +444,12 @@ std::size_t Index::find_predicted(const SlotState& state, EntryId id) const {
   return state.predicted.find(spread_(id), [id](const PredictedCell& cell) { return cell.entry == id; });
 }
 
-void Index::note_copy(SlotState& state, std::uint32_t slot, HeldCell& cell, std::size_t tier,
-                      bool is_new_hash) {
+void Index::raise_copies(SlotState& state, std::uint32_t slot, HeldCell& cell,
+                         const std::array<std::uint16_t, kTiers>& least) {
   const std::uint32_t before = holds(cell.entry, slot);
   const std::uint32_t had = holds_of(cell.copies);
-  if (cell.copies[tier] < kMostCopies) ++cell.copies[tier];
+  const bool is_new_hash = had == 0;
+  for (std::size_t tier = 0; tier < kTiers; ++tier) cell.copies[tier] = std::max(cell.copies[tier], least[tier]);
   const std::uint32_t gained = holds_of(cell.copies) & ~had;
   if (is_new_hash && (before & kResident) != 0) {
     state.aliases.try_emplace(
@@ -454,6 +465,69 @@ void Index::note_copy(SlotState& state, std::uint32_t slot, HeldCell& cell, std:
   }
   if ((before | gained) != before) set_holds(cell.entry, slot, before | gained);
 }
+
+// -- what another index knows of the same worker -----------------------------------------------------------
+
+Rows Index::export_rows(std::uint32_t slot, std::size_t start, std::size_t max_rows) const {
+  const Table<HeldCell>& held = slots_[slot]->held;
+  Rows made;
+  std::unordered_map<std::uint32_t, std::uint32_t> places;
+  std::size_t position = start;
+  std::size_t row_count = 0;
+  // A table that was emptied is wide still: its empty places are bounded, too.
+  const std::size_t end = std::min(held.width(), start + 16 * max_rows);
+  for (; position < end && row_count < max_rows; ++position) {
+    const HeldCell& cell = held[position];
+    if (cell.is_empty()) continue;
+    const Entry& entry = entries_[cell.entry];
+    const std::uint32_t of = is_dead(cell.entry) ? kNobody : entry.namespace_id;
+    const auto [place, is_new] = places.try_emplace(of, static_cast<std::uint32_t>(places.size()));
+    if (is_new) made.namespace_ids.push_back(of == kNobody ? -1 : std::int64_t{of});
+    made.packed.resize(made.packed.size() + Rows::kBytes);
+    std::uint8_t* row = made.packed.data() + row_count++ * Rows::kBytes;
+    const std::uint64_t hash = cell.hash();
+    std::memcpy(row, &hash, sizeof hash);
+    std::memcpy(row + Rows::kKeyAt, entry.key.data(), kKeyBytes);
+    std::memcpy(row + Rows::kPlaceAt, &place->second, sizeof place->second);
+    std::memcpy(row + Rows::kCopiesAt, cell.copies.data(), sizeof cell.copies);
+  }
+  made.next = position < held.width() ? static_cast<std::int64_t>(position) : -1;
+  return made;
+}
+
+/// The caller has checked that each row counts a namespace, and has a copy.
+Adopted Index::adopt_rows(std::uint32_t slot, const std::uint8_t* rows, std::size_t count,
+                          const std::vector<std::int64_t>& namespace_ids) {
+  SlotState& state = *slots_[slot];
+  Adopted made{static_cast<std::int64_t>(count), {}};
+  for (std::size_t index = 0; index < count; ++index) {
+    const std::uint8_t* row = rows + index * Rows::kBytes;
+    if (index + kEntryAhead < count) {
+      const std::uint8_t* ahead = row + kEntryAhead * Rows::kBytes;
+      by_key_.prefetch(prefix_of(ahead + Rows::kKeyAt));
+      state.held.prefetch(spread_(hash_at(ahead, 0)));
+    }
+    const std::uint64_t hash = hash_at(row, 0);
+    std::uint32_t place;
+    std::memcpy(&place, row + Rows::kPlaceAt, sizeof place);
+    if (namespace_ids[place] < 0) {
+      if (find_hash(state, hash) == state.held.kNone) made.left_out.push_back(hash);
+      continue;
+    }
+    const auto of = static_cast<std::uint32_t>(namespace_ids[place]);
+    const std::int64_t position = find_or_name(state, slot, hash, row + Rows::kKeyAt, of);
+    if (position < 0) {
+      made.outcome = position;
+      return made;
+    }
+    std::array<std::uint16_t, kTiers> copies;
+    std::memcpy(copies.data(), row + Rows::kCopiesAt, sizeof copies);
+    raise_copies(state, slot, state.held[static_cast<std::size_t>(position)], copies);
+  }
+  return made;
+}
+
+// -- what goes --------------------------------------------------------------------------------------------
 
 std::size_t Index::remove(std::uint32_t slot, std::size_t tier, const std::uint8_t* hashes,
                           std::size_t count) {

@@ -201,6 +201,21 @@ struct SlotState {
   std::size_t allocated_bytes() const;
 };
 
+/// What a slot holds, row by row as `_rows.py` has it, and the namespaces that the rows count.
+struct Rows {
+  static constexpr std::size_t kBytes = 52;
+  static constexpr std::size_t kKeyAt = 8, kPlaceAt = 40, kCopiesAt = 44;
+  std::vector<std::uint8_t> packed;
+  std::vector<std::int64_t> namespace_ids;
+  std::int64_t next = -1;
+};
+
+/// What became of rows that were handed in.
+struct Adopted {
+  std::int64_t outcome;
+  std::vector<std::uint64_t> left_out;
+};
+
 /// Leading blocks of a chain for every slot.
 struct Depths {
   std::vector<std::uint32_t> device, resident, expected;
@@ -229,6 +244,10 @@ class Index {
                      const std::uint8_t* tokens, std::uint32_t block_tokens);
   std::size_t remove(std::uint32_t slot, std::size_t tier, const std::uint8_t* hashes,
                      std::size_t count);
+
+  Rows export_rows(std::uint32_t slot, std::size_t start, std::size_t max_rows) const;
+  Adopted adopt_rows(std::uint32_t slot, const std::uint8_t* rows, std::size_t count,
+                     const std::vector<std::int64_t>& namespace_ids);
 
   /// Whose blocks a chain's keys are: the first `lead_count` are of `lead`, the rest of `rest`.
   struct Zones {
@@ -276,8 +295,10 @@ class Index {
 
   std::size_t find_hash(const SlotState& state, std::uint64_t hash) const;
   std::size_t find_predicted(const SlotState& state, EntryId id) const;
-  void note_copy(SlotState& state, std::uint32_t slot, HeldCell& cell, std::size_t tier,
-                 bool is_new_hash);
+  std::int64_t find_or_name(SlotState& state, std::uint32_t slot, std::uint64_t hash, const std::uint8_t* key,
+                            std::uint32_t namespace_id);
+  void raise_copies(SlotState& state, std::uint32_t slot, HeldCell& cell,
+                    const std::array<std::uint16_t, kTiers>& least);
   void drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier);
   void drop_hash(SlotState& state, std::uint32_t slot, std::size_t position);
   void expire_oldest(std::uint32_t slot, SlotState& state);

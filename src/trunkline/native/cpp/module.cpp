@@ -1,6 +1,7 @@
 // The Python face of the native core. Every argument is checked here, so that nothing behind can read past
 // a buffer; results and errors equal those of `_fallback.py`, whose docstrings describe both.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -163,6 +164,29 @@ class BlockIndex {
     return index_.remove(checked_slot, checked_tier(tier), names.data(), names.count());
   }
 
+  nb::tuple export_rows(std::int64_t slot, std::int64_t start, std::int64_t max_rows) const {
+    const std::uint32_t checked_slot = checked(slot);
+    if (start < 0 || max_rows < 1 || max_rows > std::int64_t{1} << 31) {
+      throw nb::value_error("rows are asked for from 0 on, and at least one");
+    }
+    const Rows rows = index_.export_rows(checked_slot, static_cast<std::size_t>(start),
+                                         static_cast<std::size_t>(max_rows));
+    nb::list ids;
+    for (const std::int64_t id : rows.namespace_ids) ids.append(id);
+    return nb::make_tuple(rows.next, nb::bytes(rows.packed.data(), rows.packed.size()), ids);
+  }
+
+  nb::tuple adopt_rows(std::int64_t slot, const nb::bytes& rows, const std::vector<std::int64_t>& namespace_ids) {
+    const std::uint32_t checked_slot = checked(slot);
+    for (const std::int64_t id : namespace_ids) {
+      if (id != -1) checked_namespace(id);
+    }
+    const std::size_t count = checked_row_count(rows, namespace_ids.size());
+    const Adopted made = index_.adopt_rows(checked_slot, bytes_of(rows), count, namespace_ids);
+    return nb::make_tuple(made.outcome,
+                          nb::bytes(made.left_out.data(), made.left_out.size() * sizeof(std::uint64_t)));
+  }
+
   void predict(std::int64_t slot, std::int64_t namespace_id, const nb::bytes& packed,
                double expires_ms, std::int64_t max_predicted, std::int64_t lead_id,
                std::int64_t lead_count) {
@@ -238,6 +262,26 @@ class BlockIndex {
       throw nb::value_error(text.c_str());
     }
     return static_cast<std::uint32_t>(namespace_id);
+  }
+
+  static std::size_t checked_row_count(const nb::bytes& rows, std::size_t namespace_count) {
+    if (rows.size() % Rows::kBytes != 0) {
+      const std::string text =
+          "rows have " + std::to_string(rows.size()) + " bytes, which is no multiple of 52";
+      throw nb::value_error(text.c_str());
+    }
+    const std::size_t count = rows.size() / Rows::kBytes;
+    for (std::size_t index = 0; index < count; ++index) {
+      const std::uint8_t* row = bytes_of(rows) + index * Rows::kBytes;
+      std::uint32_t place;
+      std::uint64_t copies;
+      std::memcpy(&place, row + Rows::kPlaceAt, sizeof place);
+      std::memcpy(&copies, row + Rows::kCopiesAt, sizeof copies);
+      if (place >= namespace_count || copies == 0) {
+        throw nb::value_error("a row names no namespace, or a block without a copy");
+      }
+    }
+    return count;
   }
 
   static std::size_t checked_key_count(const nb::bytes& packed) {
@@ -348,6 +392,8 @@ NB_MODULE(_core, m) {
       .def("store", &BlockIndex::store, "slot"_a, "tier"_a, "namespace_id"_a, "parent"_a, "hashes"_a,
            "tokens"_a, "block_tokens"_a, "is_zone"_a = false)
       .def("remove", &BlockIndex::remove, "slot"_a, "tier"_a, "hashes"_a)
+      .def("export_rows", &BlockIndex::export_rows, "slot"_a, "start"_a, "max_rows"_a)
+      .def("adopt_rows", &BlockIndex::adopt_rows, "slot"_a, "rows"_a, "namespace_ids"_a)
       .def("predict", &BlockIndex::predict, "slot"_a, "namespace_id"_a, "packed"_a, "expires_ms"_a,
            "max_predicted"_a, "lead_id"_a = -1, "lead_count"_a = 0)
       .def("unpredict", &BlockIndex::unpredict, "slot"_a, "packed"_a)

@@ -50,6 +50,8 @@ class Table {
   explicit Table(const Spread& spread) : spread_(&spread) {}
 
   std::size_t size() const { return size_; }
+  /// Positions are below it.
+  std::size_t width() const { return cells_.size(); }
   std::size_t allocated_bytes() const { return rounded_bytes(cells_.capacity() * sizeof(Cell)); }
   Cell& operator[](std::size_t position) { return cells_[position]; }
   const Cell& operator[](std::size_t position) const { return cells_[position]; }
