@@ -17,6 +17,7 @@ from trunkline.control.discovery import FleetModel
 from trunkline.core.cost import CostModel
 from trunkline.core.directory import Directory
 from trunkline.core.events import BlocksRemoved
+from trunkline.core.feed import FeedState, WorkerFeed
 from trunkline.core.fleet import Fleet
 from trunkline.core.hearsay import Hearsay
 from trunkline.core.identity import Epochs, ModelIdentity, Namespace, Scope, derive_namespace
@@ -124,6 +125,19 @@ class Core:
     parity: Parity
     identity: Callable[[int], ModelIdentity]
     """The served model's, for workers of a block size."""
+    feeds: dict[WorkerId, WorkerFeed] = field(default_factory=dict[WorkerId, WorkerFeed])
+    """What follows the events of each worker; of one that left, until another comes."""
+
+    def follow(self, feed: WorkerFeed) -> WorkerFeed:
+        for worker in [w for w, one in self.feeds.items() if one.state is FeedState.ENDED]:
+            del self.feeds[worker]
+        self.feeds[feed.worker] = feed
+        return feed
+
+    def block_tokens(self, worker: WorkerId) -> int | None:
+        """Of a worker in the fleet."""
+        state = self.fleet.get(worker)
+        return None if state is None else state.block_tokens
 
     def with_hearsay(self) -> Hearsay:
         """From here on choices are told to other gateways, and theirs are heard."""

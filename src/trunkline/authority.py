@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from trunkline.control.registry import Committed, Registry
     from trunkline.control.restored import BackupWatch
     from trunkline.control.revocation import Revoker
+    from trunkline.control.siblings import Side
     from trunkline.core.credentials import SecretHash
     from trunkline.core.freshness import Order
     from trunkline.gateway.allowance import Allowance
@@ -134,6 +135,18 @@ class Authority:
                 fleets = [core.fleet for core in cores]
                 hearsay = [core.with_hearsay() for core in cores]
                 self.tenants.gateways.share_load(fleets, hearsay)
+                self.tenants.gateways.share_knowledge([_side_of(core) for core in cores])
+
+
+def _side_of(core: Core) -> Side:
+    from trunkline.control.siblings import Side
+
+    return Side(
+        directory=core.directory,
+        names=core.namespaces,
+        feeds=core.feeds,
+        block_tokens=core.block_tokens,
+    )
 
 
 @asynccontextmanager

@@ -84,12 +84,29 @@ def gateways_at(
     """This gateway among those at the registry; not entered yet."""
     from trunkline.control.gateways import GatewayParts, Gateways
     from trunkline.control.load_sync import LoadSync
+    from trunkline.control.sibling_words import Seal
+    from trunkline.control.siblings import SiblingParts
 
     if shared.store.is_joined:
         shared.store.owes_mend = False  # loading did it
     nonce = secrets.token_hex(16)
+
+    def siblings(gateways: Gateways) -> SiblingParts:
+        return SiblingParts(
+            life=nonce,
+            calls=shared.wire,
+            seal=Seal(ground.root_key),
+            clock=ground.clock,
+            log=ground.log,
+            begin=gateways.begin,
+            others=gateways.others,
+            table=lambda: registry.table,
+            draw=secrets.token_bytes,
+        )
+
     return Gateways(
         GatewayParts(
+            siblings=siblings,
             load=LoadSync(nonce, shared.wire, ground.clock),
             life=f"gateway/{host_name()}#{nonce}",
             nonce=nonce,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from trunkline.assembly import Core
 from trunkline.authority import Tenants
 from trunkline.control.load_sync import LoadSync
+from trunkline.control.siblings import HandoverStats
 from trunkline.gateway.errands import Errands
 from trunkline.gateway.filler import Filler, FillerParts
 from trunkline.gateway.metrics import Sample, summed
@@ -69,6 +70,8 @@ class TenantMetrics:
             yield Sample("gateways_other", gateways.others())
             if gateways.load is not None:
                 yield from _words(gateways.load)
+            if gateways.siblings is not None:
+                yield from _handovers(gateways.siblings.stats)
         health = tenants.audit.health()
         yield Sample("audit_sinks_up", health.sinks_up)
         pending = health.pending + tenants.revoker.outbox.pending_records
@@ -82,3 +85,11 @@ def _words(load: LoadSync) -> Iterable[Sample]:
     """What gateways tell one another of what they expect at the workers."""
     yield Sample("gateway_words_refused_total", load.refused)
     yield from (Sample("foretold_blocks_total", count, (end,)) for end, count in load.ends())
+
+
+def _handovers(stats: HandoverStats) -> Iterable[Sample]:
+    yield Sample("handovers_total", stats.taken, ("taken",))
+    yield Sample("handovers_total", stats.failed, ("missed",))
+    yield Sample("handovers_total", stats.told, ("told",))
+    yield Sample("handed_over_blocks_total", stats.taken_blocks, ("taken",))
+    yield Sample("handed_over_blocks_total", stats.told_blocks, ("told",))

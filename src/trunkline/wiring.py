@@ -375,13 +375,15 @@ def _feed_maker(
         pages, folding = source.page_tokens, None
         if pages and pages < state.block_tokens and state.block_tokens % pages == 0:
             folding = Folding(page_tokens=pages, block_tokens=state.block_tokens)
-        return WorkerFeed(
-            worker,
-            core.directory,
-            rank=source.rank,
-            can_replay=source.replay_endpoint is not None,
-            limits=limits,
-            folding=folding,
+        return core.follow(
+            WorkerFeed(
+                worker,
+                core.directory,
+                rank=source.rank,
+                can_replay=source.replay_endpoint is not None,
+                limits=limits,
+                folding=folding,
+            )
         )
 
     return make_feed

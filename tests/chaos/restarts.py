@@ -54,13 +54,18 @@ class Scene:
     """What the killed gateway was started with, and is again."""
     keys: list[str] = field(default_factory=list[str])
     urls: list[str] = field(default_factory=list[str])
+    other: str = ""
+    """Another gateway, which is asked in turn until the kill: it must know the tenants, too."""
+
+    def asked(self, turn: int) -> list[str]:
+        return [self.other] if self.other and turn % 2 else [self.gateway.url]
 
 
 def restart(setting: Setting, stage: Stage) -> list[Finding]:
     """kill -9 of a gateway under load, and the same command again."""
     with contextlib.ExitStack() as stack:
-        started = stack.enter_context(processes())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        started = stack.enter_context(processes())  # ended before the folder goes
         fleet = ground.workers(started, WORKERS, "--event-ring", str(setting.ring))
         server = stack.enter_context(nats_server(folder / "nats")) if setting.has_sibling else None
         scene = _begun(setting, started, fleet, folder, server)
@@ -72,6 +77,7 @@ def restart(setting: Setting, stage: Stage) -> list[Finding]:
         time.sleep(before_s)
         before = hit_share(_since(crowds, time.monotonic() - before_s))
         known = _held(scene.gateway)
+        scene.other = ""
         scene.gateway.process.kill()
         killed_s = time.monotonic()
         scene.gateway = ground.gateway(started, scene.urls, *scene.again)
@@ -117,7 +123,8 @@ def _begun(
     scene = Scene(gateway=ground.gateway(started, urls, *words), again=words, urls=urls)
     if server is not None:
         copy_secrets(folder / "one", folder / "other")
-        ground.gateway(started, urls, "--state-dir", str(folder / "other"), *control)
+        other = ground.gateway(started, urls, "--state-dir", str(folder / "other"), *control)
+        scene.other = other.url
     scene.keys = [_key(scene.gateway, f"tenant{at}") for at in range(setting.tenants)]
     return scene
 
@@ -143,7 +150,7 @@ def _crowds(setting: Setting, scene: Scene) -> Iterator[Crowd]:
 
     for at, key in enumerate(keys):
         make = partial(asked, at * own)
-        yield Crowd([scene.gateway.url], make, rate_per_s=WARM_RATE_PER_S / len(keys), key=key)
+        yield Crowd(scene.asked, make, rate_per_s=WARM_RATE_PER_S / len(keys), key=key)
 
 
 def _prompt(family: int, dice: random.Random) -> tuple[int, ...]:

@@ -43,9 +43,11 @@ class Fleet:
         workers: int = 1,
         time_scale: int = 1,
         feed: str = "exact",
+        event_ring: int = 10_000,
     ) -> None:
         self.started, self.server, self.folder = started, server, folder
         flags = ("--profile", "tiny", "--time-scale", str(time_scale), "--feed", feed)
+        flags = (*flags, "--event-ring", str(event_ring))
         self.urls = [worker.url for worker in started.workers(workers, *flags)]
         self.gateways: dict[str, Tenants] = {}
 

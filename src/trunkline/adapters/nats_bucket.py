@@ -25,6 +25,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from trunkline.errors import ConfigError
+from trunkline.ports.board import Answer
 from trunkline.ports.store import StoreBroken, StoreDown
 
 REQUEST_S = 2.0
@@ -123,6 +124,8 @@ class NatsBucket:
         self._stream = f"KV_{place.bucket}"
         self._prefix = f"$KV.{place.bucket}."
         self._wire = f"{place.bucket}.load"
+        self._calls = f"{place.bucket}.calls"
+        self._on_call: list[Callable[[bytes, Answer], None]] = []
         self._on_body: list[Callable[[bytes], None]] = []
         self._client: Client | None = None
         self._on_news: list[Callable[[str], None]] = []
@@ -146,6 +149,13 @@ class NatsBucket:
 
     def hear(self, on_body: Callable[[bytes], None]) -> None:
         self._on_body.append(on_body)
+
+    async def call(self, body: bytes, wait_s: float) -> bytes:
+        """The first answer of any gateway that `answer`s. Raises StoreDown."""
+        return (await self._asked(self._calls, body, wait_s, None)).data
+
+    def answer(self, on_call: Callable[[bytes, Answer], None]) -> None:
+        self._on_call.append(on_call)
 
     async def connect(self) -> None:
         """Connect once; from then on the connection comes back by itself. Makes the bucket where
@@ -270,6 +280,14 @@ class NatsBucket:
             for on_body in self._on_body:
                 on_body(message.data)
 
+        async def called(message: Msg) -> None:
+            async def answer(body: bytes) -> None:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await client.publish(message.reply, body)
+
+            for on_call in self._on_call:
+                on_call(message.data, answer)
+
         async def heard(message: Msg) -> None:
             self._tell(message.subject[len(self._prefix) :])
 
@@ -278,6 +296,9 @@ class NatsBucket:
         )
         await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
             self._wire, cb=told
+        )
+        await client.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future`
+            self._calls, cb=called
         )
 
     def _tell(self, key: str) -> None:
@@ -344,20 +365,26 @@ class NatsBucket:
     async def _request(
         self, subject: str, body: bytes, kind: type[_Answer], headers: dict[str, str] | None
     ) -> _Answer:
+        reply = await self._asked(subject, body, REQUEST_S, headers)
+        try:
+            return msgspec.json.decode(reply.data, type=kind)
+        except msgspec.DecodeError as error:
+            raise StoreDown(f"NATS answers what makes no sense: {error}") from error
+
+    async def _asked(
+        self, subject: str, body: bytes, wait_s: float, headers: dict[str, str] | None
+    ) -> Msg:
         client = self._client
         if client is None or not client.is_connected:
             raise StoreDown(self.why_apart or "not connected to NATS")
         try:
-            reply = await self._while_connected(
-                client.request(subject, body, timeout=REQUEST_S, headers=headers)
+            return await self._while_connected(
+                client.request(subject, body, timeout=wait_s, headers=headers)
             )
-            return msgspec.json.decode(reply.data, type=kind)
         except nats.errors.NoRespondersError as error:
             raise StoreDown("NATS has no leader for the bucket, or JetStream is off") from error
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise StoreDown(f"NATS does not answer: {error or type(error).__name__}") from error
-        except msgspec.DecodeError as error:
-            raise StoreDown(f"NATS answers what makes no sense: {error}") from error
 
     async def _while_connected(self, work: Coroutine[Any, Any, Msg]) -> Msg:
         """No answer comes to a connection that is gone: nobody waits for it. Raises OSError."""

@@ -33,6 +33,7 @@ from trunkline.control.mirrored_store import MirroredStore
 from trunkline.control.registry import Committed, Registry
 from trunkline.control.restored import BackupWatch
 from trunkline.control.revocation import Revoker, order_of
+from trunkline.control.siblings import SiblingParts, Siblings, Side
 from trunkline.control.supervised import Supervised
 from trunkline.core.fleet import Fleet
 from trunkline.core.freshness import LEASE_BEAT_MS, LEASE_TTL_MS, Fencing, Order, grant_ms
@@ -89,6 +90,8 @@ class GatewayParts:
     log: EventLog
     load: LoadSync | None = None
     """Tells the others what waits at the workers."""
+    siblings: Callable[[Gateways], SiblingParts] | None = None
+    """What it takes to tell the others what is known of workers."""
     on_back: Callable[[], None] = lambda: None
     """Its lease is valid again."""
     peers: dict[str, _Peer] = field(default_factory=dict[str, _Peer])
@@ -111,6 +114,7 @@ class Gateways(Supervised):
         self._has_record, self._has_notice = asyncio.Event(), asyncio.Event()
         self._is_due = asyncio.Event()
         self._revoker: Revoker | None = None
+        self.siblings: Siblings | None = None
         self.trouble = "not joined yet"
         """Why there is no new lease; empty while there is."""
         parts.board.listen(self._has_record.set, self._has_notice.set)
@@ -132,6 +136,12 @@ class Gateways(Supervised):
     def load(self) -> LoadSync | None:
         """What the gateways tell one another of the work at the workers."""
         return self._parts.load
+
+    def share_knowledge(self, sides: Sequence[Side]) -> None:
+        """From here on gateways tell one another what they know of workers."""
+        if self._parts.siblings is not None:
+            self.siblings = Siblings(self._parts.siblings(self), sides)
+            self.begin(self.siblings.run(), "knowledge of gateways")
 
     def share_load(self, fleets: Sequence[Fleet], hearsay: Sequence[Hearsay]) -> None:
         """From here on gateways tell one another what they have sent to these workers, and what of

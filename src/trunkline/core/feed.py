@@ -1,11 +1,9 @@
-"""Puts one worker's event stream in order: gaps, repeats, restarts, replays, and when to believe
-it.
+"""Puts one worker's event stream in order: gaps, restarts, replays, and when to believe it.
 
 Pure: batches and the time go in, the `Directory` moves, actions come out. One picture of the
 states:
 
-    live ──gap, reconnect──► replaying ──repaired──► live          (live batches wait meanwhile, in
-    order)
+    live ──gap, reconnect──► replaying ──repaired──► live     (live batches wait, in order)
       ▲                          │ lost for good: clear
       └──── pause over ──── relearning ◄── no replay, or it begins late, has a hole, takes too long
     three breaches of the protocol within ten minutes: blind, until the worker registers again
@@ -26,17 +24,18 @@ from trunkline.core.events import BlocksStored, EventBatch
 from trunkline.core.folding import Folding
 from trunkline.core.records import Instant, WorkerId
 from trunkline.core.recovery import Recovery
-from trunkline.core.repair import FeedLimits, FeedState, OpenReplay, ReplayKind
+from trunkline.core.repair import (
+    DRAIN_BATCHES,
+    DRAIN_BYTES,
+    MAX_BUFFERED_BYTES,
+    FeedLimits,
+    FeedState,
+    OpenReplay,
+    ReplayKind,
+)
 from trunkline.core.residency import MAX_STRIKES, FeedStats, Residency
 from trunkline.core.sequence import Sequence
-
-MAX_REPAIRS = 3
-"""Replays for one stretch of buffered batches; then it is taken as lost."""
-MAX_BUFFERED_BYTES = 64 << 20
-"""The buffer of live batches is bounded in memory as well as in number."""
-DRAIN_BATCHES = 256
-DRAIN_BYTES = 2 << 20
-"""Buffered batches applied in one call, so that no call holds the loop for long; at least one."""
+from trunkline.core.standstill import Standstill
 
 
 class WorkerFeed:
@@ -76,13 +75,12 @@ class WorkerFeed:
         self._sequence = Sequence()
         self._replay: OpenReplay | None = None
         self._replay_count = 0
-        self._repair_count = 0
         self._is_rebuilding = False
-        self._is_recheck_due = False
         self._belief = Belief(worker, directory)
         self._is_blind = False
         self._recovery = Recovery(self._residency, can_replay=can_replay)
-        self._undecodable_in_a_row = 0
+        self.standstill = Standstill(self._sequence, self._residency, self._recovery)
+        """To be begun only while `is_settled`."""
         self._actions: list[Action] = []
 
     # -- what the shell and the operator may ask ---------------------------------------------------
@@ -105,7 +103,14 @@ class WorkerFeed:
             return FeedState.RELEARNING
         if self._belief.is_silent:
             return FeedState.SILENT
-        return FeedState.REPLAYING if self._is_catching_up() else FeedState.LIVE
+        is_live = self.standstill.holds or not self._is_catching_up()
+        return FeedState.LIVE if is_live else FeedState.REPLAYING
+
+    @property
+    def is_settled(self) -> bool:
+        """What it knows is as of the last batch that it heard."""
+        is_pending = self._is_rebuilding or self._is_catching_up()
+        return not is_pending and self.state in (FeedState.LIVE, FeedState.RELEARNING)
 
     @property
     def replay_id(self) -> int | None:
@@ -115,7 +120,7 @@ class WorkerFeed:
     @property
     def has_backlog(self) -> bool:
         """Buffered batches can be applied now: call `tick` again soon."""
-        return self._replay is None and self._sequence.buffered_count > 0
+        return bool(self._sequence.buffered_count) and not (self._replay or self.standstill.holds)
 
     @property
     def buffered_count(self) -> int:
@@ -130,8 +135,11 @@ class WorkerFeed:
         """When time alone will change something; None while nothing is pending."""
         if not self._is_current() or self._is_blind:
             return None
-        own = self._recovery.next_due() if self._replay is None else self._replay.deadline
-        due = (own, self._residency.next_expiry(), self._belief.next_due())
+        # Who stands still, or waits for a replay, does nothing else.
+        own = None if self.standstill.holds else self._recovery.next_due()
+        own = own if self._replay is None else self._replay.deadline
+        look = self.standstill.next_look
+        due = (own, look, self._residency.next_expiry(), self._belief.next_due())
         return min((instant for instant in due if instant is not None), default=None)
 
     # -- inputs ------------------------------------------------------------------------------------
@@ -205,7 +213,7 @@ class WorkerFeed:
         if self._is_current() and not self._is_blind:
             self._actions += self._belief.reconnected()
             if self._can_replay:
-                self._is_recheck_due = True
+                self._recovery.is_recheck_due = True
             elif self._sequence.has_begun:
                 self._relearn("the connection was made anew, and no replay is offered", now)
                 self._sequence.begin()
@@ -247,11 +255,7 @@ class WorkerFeed:
 
     def _hold(self, seq: int, fingerprint: int, batch: EventBatch | None, now: Instant) -> None:
         self._sequence.hold(seq, fingerprint, batch)
-        is_full = (
-            self._sequence.buffered_count > self._limits.max_buffered_batches
-            or self._sequence.buffered_bytes > MAX_BUFFERED_BYTES
-        )
-        if is_full:
+        if self._sequence.holds_more(self._limits.max_buffered_batches, MAX_BUFFERED_BYTES):
             self.stats.overflows += 1
             self._sequence.keep_newest()
             self._relearn("too many batches wait for a replay", now)
@@ -260,8 +264,8 @@ class WorkerFeed:
         assert self._sequence.follows(batch.seq), "batches are applied in order"
         assert not self._is_blind
         self._sequence.advance(batch.seq, batch.fingerprint)
-        self._undecodable_in_a_row = 0
-        self._residency.apply(batch, now)
+        if self._residency.apply(batch, now):
+            self._sequence.begin_whole(batch.seq)
 
     def _drain(self, now: Instant) -> None:
         """Apply buffered batches as far as they follow, a bounded number of them."""
@@ -269,7 +273,7 @@ class WorkerFeed:
         for _ in range(DRAIN_BATCHES):
             held = self._sequence.first_held()
             if held is None:
-                self._repair_count = 0
+                self._recovery.repaired()
                 return
             seq, fingerprint, batch = held
             if self._sequence.is_past(seq):
@@ -283,16 +287,15 @@ class WorkerFeed:
                 self._sequence.release(seq)
                 self._apply(batch, now)
                 is_enough = 0 < self._sequence.buffered_bytes <= stop_bytes
-                if is_enough or self._residency.strike_count >= MAX_STRIKES:
+                is_over = self.standstill.holds or self._residency.strike_count >= MAX_STRIKES
+                if is_enough or is_over:
                     return
             else:
                 self._repair_again(now)
                 return
 
     def _repair_again(self, now: Instant) -> None:
-        self._repair_count += 1
-        can_try = self._can_replay and self._recovery.relearn_until is None
-        if can_try and self._repair_count <= MAX_REPAIRS:
+        if self._recovery.take_repair():
             self.stats.gaps += 1
             self._open(ReplayKind.REPAIR, now)
         else:
@@ -301,6 +304,7 @@ class WorkerFeed:
     # -- replays -----------------------------------------------------------------------------------
 
     def _open(self, kind: ReplayKind, now: Instant) -> None:
+        self.standstill.end()
         witness = self._sequence.witness()
         if kind is ReplayKind.REPAIR and witness is None:
             kind = ReplayKind.LEARN
@@ -339,7 +343,8 @@ class WorkerFeed:
             return
         self._relearn_from_replay(f"batch {seq} cannot be decoded, replayed neither", now)
         self._sequence.advance(seq, fingerprint)
-        self._note_undecodable(seq)
+        if self._residency.undecodable() >= MAX_STRIKES:
+            self._go_blind(f"{MAX_STRIKES} batches in a row cannot be decoded, the last is {seq}")
 
     def _begin_replay(self, replay: OpenReplay, seq: int, now: Instant) -> None:
         """The first batch of a replay shows whether it reaches back far enough."""
@@ -360,8 +365,7 @@ class WorkerFeed:
                     self._recovery.is_resync_useless = True
                     return
                 self._residency.clear()
-                self._sequence.begin(keep_buffer=True)
-                self._is_rebuilding = self._recovery.has_ring_start = True
+                self._begin_from_ring()
 
     def _on_replay_ended(self, now: Instant) -> None:
         replay, self._replay = self._replay, None
@@ -394,19 +398,22 @@ class WorkerFeed:
         """Drop all that is known and follow the stream from its last unbroken stretch on."""
         self._lose_all(reason, now)
         self._replay = None
-        self._is_rebuilding = False
-        self._recovery.has_ring_start = False
-        self._repair_count = 0
+        self._is_rebuilding = self._recovery.has_ring_start = False
+        self._recovery.repaired()
         self._sequence.begin_at_tail()
 
     def _relearn_from_replay(self, reason: str, now: Instant) -> None:
         """Drop all that is known and learn from the rest of the open replay instead."""
         self._lose_all(reason, now)
+        self._begin_from_ring()
+
+    def _begin_from_ring(self) -> None:
         self._sequence.begin(keep_buffer=True)
         self._is_rebuilding = self._recovery.has_ring_start = True
 
     def _lose_all(self, reason: str, now: Instant) -> None:
         self.reason = reason
+        self.standstill.end()
         self.stats.relearned += 1
         self._residency.clear()
         self._recovery.lost(now)
@@ -415,19 +422,14 @@ class WorkerFeed:
         """The stream tells of another life of the engine."""
         self.stats.restarts += 1
         self.reason = "the worker's engine began anew"
+        self.standstill.end()
         self._incarnation = self._directory.restart(self.worker)
         self._residency.forget_orphans()
         self._sequence.begin()
         self._replay = None
         self._is_rebuilding = False
-        self._repair_count = 0
         self._recovery.restarted(now)
         self._actions.append(WorkerRestarted(worker=self.worker, incarnation=self._incarnation))
-
-    def _note_undecodable(self, seq: int) -> None:
-        self._undecodable_in_a_row += 1
-        if self._undecodable_in_a_row >= MAX_STRIKES:
-            self._go_blind(f"{MAX_STRIKES} batches in a row cannot be decoded, the last is {seq}")
 
     def _go_blind(self, reason: str) -> None:
         self._is_blind = True
@@ -443,6 +445,7 @@ class WorkerFeed:
     def _finish(self, now: Instant) -> list[Action]:
         if self._is_current() and not self._is_blind:
             self._residency.expire(now)
+            self.standstill.look(now)
             self._doubt(now)
             if self.has_backlog:
                 self._drain(now)
@@ -457,13 +460,10 @@ class WorkerFeed:
     def _settle(self, now: Instant) -> None:
         """Nothing is pending: what was rebuilt is whole, and there is time for a resync."""
         self._is_rebuilding = False
-        self._recovery.settle(now)
-        if self._is_recheck_due:
-            self._is_recheck_due = False
-            self._open(ReplayKind.REPAIR, now)
-        elif self._recovery.take_resync(now):
-            self.stats.resyncs += 1
-            self._open(ReplayKind.RESYNC, now)
+        kind = self._recovery.next_replay(now)
+        if kind is not None:
+            self.stats.resyncs += kind is ReplayKind.RESYNC
+            self._open(kind, now)
 
     def _show_trust(self) -> None:
         is_believed = (
@@ -479,7 +479,8 @@ class WorkerFeed:
                 self._relearn(action.reason, now)
 
     def _is_catching_up(self) -> bool:
-        return self._replay is not None or self._sequence.buffered_count > 0
+        is_waiting = self._sequence.buffered_count > 0 or self.standstill.holds
+        return self._replay is not None or is_waiting
 
     def _is_current(self) -> bool:
         directory = self._directory

@@ -218,6 +218,10 @@ class Orphans:
     def is_unplaced(self, engine_hash: int) -> bool:
         return engine_hash in self._unplaced
 
+    def unplaced(self) -> array[int]:
+        """All that have no place, the oldest first."""
+        return array("Q", self._unplaced)
+
     def add_unplaced(self, hashes: array[int]) -> None:
         """Remember blocks that have no place; beyond 65,536 the oldest are forgotten."""
         self._unplaced.update(dict.fromkeys(hashes))

@@ -8,7 +8,7 @@ further back than what we began with. Owns times and flags, no action. Read `fee
 from __future__ import annotations
 
 from trunkline.core.records import Instant
-from trunkline.core.repair import Pause
+from trunkline.core.repair import MAX_REPAIRS, Pause, ReplayKind
 from trunkline.core.residency import Residency
 
 RELEARN_PAUSE_MS = 1_000.0
@@ -27,6 +27,9 @@ class Recovery:
         """We began with the oldest batch of the ring: it only moves on from there."""
         self.is_resync_useless = False
         """The ring begins later than we did: we know more than the publisher can tell."""
+        self.is_recheck_due = False
+        """A replay has to show that nothing was missed."""
+        self._repair_count = 0
         self._residency = residency
         self._can_replay = can_replay
         self._relearn_pause = Pause(RELEARN_PAUSE_MS, MAX_RELEARN_PAUSE_MS)
@@ -48,14 +51,29 @@ class Recovery:
     def restarted(self, now: Instant) -> None:
         """Another life of the engine: the doubts were about the old one."""
         self.relearn_until = None
+        self._repair_count = 0
         self.has_ring_start = self.is_resync_useless = False
         self._resync_at = now
         self._resync_pause.reset()
 
-    def settle(self, now: Instant) -> None:
-        """Nothing is pending: the doubt ends if its time is over."""
+    def take_repair(self) -> bool:
+        """Whether to ask once more for what is missing in one stretch of buffered batches."""
+        self._repair_count += 1
+        can_try = self._can_replay and self.relearn_until is None
+        return can_try and self._repair_count <= MAX_REPAIRS
+
+    def repaired(self) -> None:
+        """Nothing is missing in it any more, or it was given up."""
+        self._repair_count = 0
+
+    def next_replay(self, now: Instant) -> ReplayKind | None:
+        """Nothing is pending: the doubt ends if its time is over; what there is time for now."""
         if self.relearn_until is not None and now >= self.relearn_until:
             self.relearn_until = None
+        if self.is_recheck_due:
+            self.is_recheck_due = False
+            return ReplayKind.REPAIR
+        return ReplayKind.RESYNC if self.take_resync(now) else None
 
     def take_resync(self, now: Instant) -> bool:
         """Whether to resync now; if so, the next one waits for a minute, then two, four, ..."""

@@ -13,6 +13,14 @@ from trunkline.core.records import Instant
 REPLAY_PATIENCE = 6
 """A replay that makes progress may take this many times its time-out in all."""
 
+MAX_REPAIRS = 3
+"""Replays for one stretch of buffered batches; then it is taken as lost."""
+MAX_BUFFERED_BYTES = 64 << 20
+"""The buffer of live batches is bounded in memory as well as in number."""
+DRAIN_BATCHES = 256
+DRAIN_BYTES = 2 << 20
+"""Buffered batches applied in one call, so that no call holds the loop for long; at least one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedLimits:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
-from trunkline.core.directory import Directory, StoreOutcome
+from trunkline.core.directory import Directory
 from trunkline.core.events import (
     AllBlocksCleared,
     BlocksRemoved,
@@ -23,7 +23,9 @@ from trunkline.core.events import (
     EventBatch,
 )
 from trunkline.core.folding import Folding, Unfolded
+from trunkline.core.handover import Rows
 from trunkline.core.orphans import Orphans
+from trunkline.core.outcomes import StoreOutcome
 from trunkline.core.records import Instant, Tier, WorkerId
 
 MAX_UNKNOWN_SALTS = 1_024
@@ -47,6 +49,9 @@ class FeedStats:
     relearned: int = 0
     """Times that all entries were dropped because batches are lost for good."""
     resyncs: int = 0
+    handovers: int = 0
+    """Times that another gateway told all that it knew of the worker."""
+    handed_over_blocks: int = 0
     restarts: int = 0
     overflows: int = 0
     """Times that the buffer of live batches was full during a replay."""
@@ -96,6 +101,7 @@ class Residency:
         self._worker = worker
         self._directory = directory
         self._orphans = Orphans(max_parked_runs=max_parked_runs, parked_ttl_ms=parked_ttl_ms)
+        self._undecodable_in_a_row = 0
         self._unknown_salts: dict[str, None] = {}
         self._folding = folding
 
@@ -111,8 +117,12 @@ class Residency:
     def has_unknown_salts(self) -> bool:
         return bool(self._unknown_salts)
 
-    def apply(self, batch: EventBatch, now: Instant) -> None:
-        """Take in the events of a batch, in order."""
+    def apply(self, batch: EventBatch, now: Instant) -> bool:
+        """Take in the events of a batch, in order; whether the worker dropped all before, so that
+        all is known that it holds.
+        """
+        self._undecodable_in_a_row = 0
+        cleared_before = self.stats.cleared
         for event in batch.events:
             match event:
                 case BlocksStored():
@@ -130,6 +140,12 @@ class Residency:
         if batch.bad_count:
             self.stats.bad_events += batch.bad_count
             self.strike(f"batch {batch.seq} has {batch.bad_count} events that make no sense", now)
+        return self.stats.cleared > cleared_before
+
+    def undecodable(self) -> int:
+        """A batch was given up as it could not be decoded; how many in a row by now."""
+        self._undecodable_in_a_row += 1
+        return self._undecodable_in_a_row
 
     def clear(self) -> None:
         """The worker holds nothing, or nothing is known of what it holds."""
@@ -144,6 +160,37 @@ class Residency:
         self.has_lost_orphans = False
         if self._folding is not None:
             self._folding.clear()
+
+    # -- what another gateway knows ----------------------------------------------------------------
+
+    @property
+    def is_folding(self) -> bool:
+        """Pages are taken together to blocks here: what is known of them cannot be handed over."""
+        return self._folding is not None
+
+    def unplaced(self) -> array[int]:
+        return self._orphans.unplaced()
+
+    def adopt(self, rows: Rows) -> array[int] | None:
+        """Take in a slice of what another gateway knows at this very batch; the hashes of what has
+        no place here, or None where it disagrees, or there is no room.
+        """
+        outcome, left_out = self._directory.adopt(self._worker, rows)
+        if outcome is not StoreOutcome.STORED:
+            return None
+        self.stats.handed_over_blocks += rows.count - len(left_out)
+        return left_out
+
+    def complete(self, unplaced: array[int]) -> None:
+        """What was taken in is all that the other one knew. What waited here for a parent is in it,
+        or has no place.
+        """
+        self.stats.handovers += 1
+        self._orphans.clear()
+        self._orphans.add_unplaced(unplaced)
+        self.has_lost_orphans = False
+        for salt in [salt for salt in self._unknown_salts if self._directory.knows_salt(salt)]:
+            del self._unknown_salts[salt]
 
     @property
     def strike_count(self) -> int:

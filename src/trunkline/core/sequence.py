@@ -26,6 +26,8 @@ class Sequence:
         self.expected: int | None = None
         self.base: int | None = None
         """The first batch that the present state was built from; None before there is one."""
+        self.is_whole = False
+        """Whether the present state is all there is, and not only what was told from `base` on."""
         self.buffered_bytes = 0
         """What the batches that wait take in memory, about."""
         # Not plain dicts: taking the oldest again and again would search past all taken before.
@@ -42,12 +44,16 @@ class Sequence:
         """Whether any batch was applied or waits."""
         return self.expected is not None or bool(self._held)
 
+    def holds_more(self, batch_count: int, size_bytes: int) -> bool:
+        return self.buffered_count > batch_count or self.buffered_bytes > size_bytes
+
     # -- beginning anew ----------------------------------------------------------------------------
 
     def begin(self, *, keep_buffer: bool = False) -> None:
         """Nothing is applied any more, and any number may come next."""
         self.expected = None
         self.base = None
+        self.is_whole = False
         self._recent.clear()
         if not keep_buffer:
             self._held.clear()
@@ -73,6 +79,12 @@ class Sequence:
     def expect_first(self) -> None:
         """The publisher had sent nothing yet: its first batch has number 0."""
         self.expected = 0
+        self.is_whole = True
+
+    def begin_whole(self, base: int) -> None:
+        """From this batch on all is known that is there."""
+        self.base = base
+        self.is_whole = True
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -104,12 +116,18 @@ class Sequence:
         last = None if self.expected is None else self.expected - 1
         return last if last in self._recent else None
 
+    def place(self) -> tuple[int, int] | None:
+        """Number and fingerprint of the last batch applied, if it can be recognised."""
+        last = self.witness()
+        return None if last is None else (last, self._recent[last])
+
     # -- moving ------------------------------------------------------------------------------------
 
     def advance(self, seq: int, fingerprint: int) -> None:
         """A batch was applied, or given up."""
         if self.base is None:
             self.base = seq
+            self.is_whole = seq == 0 or self.is_whole
         self.expected = seq + 1
         self._recent.pop(seq, None)
         self._recent[seq] = fingerprint

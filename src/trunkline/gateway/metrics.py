@@ -183,6 +183,8 @@ FAMILIES: Mapping[str, Family] = {
             "end",
         ),
         _counter("gateway_words_refused_total", "Words of gateways that made no sense."),
+        _counter("handovers_total", "What is known of a worker, handed over whole.", "outcome"),
+        _counter("handed_over_blocks_total", "Blocks of such handovers.", "outcome"),
         _gauge("audit_sinks_up", "Places that take audit records now; 0 stops all granting."),
         _gauge("audit_records_pending", "Audit records that wait for a sink."),
         _counter("audit_records_dropped_total", "Audit records that found no place to wait."),

@@ -18,7 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from trunkline.core.epochs import Admission, EpochTable, Subject, SubjectKind, scoped, subjects_in
+from trunkline.core.epochs import (
+    Admission,
+    EpochTable,
+    Subject,
+    SubjectKind,
+    domain_of,
+    scoped,
+    subjects_in,
+)
+from trunkline.core.handover import Lineage
 from trunkline.core.identity import Epochs, Namespace, Scope
 from trunkline.core.keys import KeyChain, chain
 from trunkline.core.publics import two_zone_chain
@@ -121,6 +130,8 @@ class Namespaces:
         self._index = index
         self._max_namespaces = max_namespaces
         self._kept = Shelves[tuple[bytes, str, int], _Kept]()
+        self._names: dict[NamespaceTag, tuple[str, tuple[bytes, str, int]]] = {}
+        """Under which owner and name each is kept."""
         self.publics: PublicPrefixes | None = None
         """None where there is one tenant: nothing is shared, as all is."""
 
@@ -175,7 +186,7 @@ class Namespaces:
         assert grant.scope is not None, "nothing was made for it"
         owner, name = _owner(grant.scope), (grant.domain, grant.adapter, block_tokens)
         if self._kept.get(owner, name) is not None:
-            self._index.retire_namespace(self._kept.pop(owner, name).namespace.tag)
+            self._retire(self._kept.pop(owner, name))
 
     def keeps(self, grant: Grant, block_tokens: int) -> bool:
         """Whether the grant's namespace is in use: false once one of its epochs was raised."""
@@ -206,11 +217,55 @@ class Namespaces:
         if kept is None:
             namespace = self._derive(scope, grant.epochs, block_tokens, grant.adapter)
             kept = _Kept(namespace, grant.admission.subjects)
-            self._kept.put(owner, name, kept)
-            self._index.admit_namespace(namespace)
-            if len(self._kept) > self._max_namespaces:
-                self._index.retire_namespace(self._kept.evict().namespace.tag)
+            self._put(owner, name, kept)
         return kept
+
+    def _put(self, owner: str, name: tuple[bytes, str, int], kept: _Kept) -> None:
+        self._kept.put(owner, name, kept)
+        self._names[kept.namespace.tag] = owner, name
+        self._index.admit_namespace(kept.namespace)
+        if len(self._kept) > self._max_namespaces:
+            self._retire(self._kept.evict())
+
+    def _retire(self, kept: _Kept) -> None:
+        del self._names[kept.namespace.tag]
+        self._index.retire_namespace(kept.namespace.tag)
+
+    # -- what gateways tell one another ------------------------------------------------------------
+
+    def lineage(self, tag: NamespaceTag) -> Lineage | None:
+        """What a namespace that is kept was made of; None for another."""
+        named = self._names.get(tag)
+        kept = None if named is None else self._kept.get(*named)
+        if named is None or kept is None:
+            return None
+        _, (_, adapter, block_tokens) = named
+        return Lineage(
+            tag=tag,
+            scope=kept.namespace.scope,
+            epochs=kept.namespace.epochs,
+            adapter=adapter,
+            block_tokens=block_tokens,
+            subjects=kept.subjects,
+        )
+
+    def take_in(self, told: Lineage, table: EpochTable) -> bool:
+        """Know a namespace that another gateway knows, as if a request had come for it; whether it
+        is known. Not one that we derive otherwise, or of which an epoch was raised, and none where
+        another would have to go for it.
+        """
+        if told.tag in self._names:
+            return True
+        name = (domain_of(told.scope, told.epochs), told.adapter, told.block_tokens)
+        owner = _owner(told.scope)
+        if len(self._kept) >= self._max_namespaces or self._kept.get(owner, name) is not None:
+            return False
+        namespace = self._derive(told.scope, told.epochs, told.block_tokens, told.adapter)
+        kept = _Kept(namespace, told.subjects)
+        if namespace.tag != told.tag or _is_stale(kept, table):
+            return False
+        self._put(owner, name, kept)
+        return True
 
     def salt(self, grant: Grant, block_tokens: int) -> str:
         """What an engine is given as salt: where nothing may be shared, one of its own for each
@@ -227,7 +282,7 @@ class Namespaces:
             (owner, name) for owner, name, kept in self._kept.items() if _is_stale(kept, table)
         ]
         for owner, name in stale:
-            self._index.retire_namespace(self._kept.pop(owner, name).namespace.tag)
+            self._retire(self._kept.pop(owner, name))
         return len(stale)
 
 

@@ -49,3 +49,21 @@ class Wire(Protocol):
     def hear(self, on_body: Callable[[bytes], None]) -> None:
         """From now on called with what gateways send, ourselves included."""
         ...
+
+
+class Calls(Protocol):
+    """Questions of one gateway to all, of which the first answer counts."""
+
+    async def call(self, body: bytes, wait_s: float) -> bytes:
+        """The first answer. Raises StoreDown where none comes in time."""
+        ...
+
+    def answer(self, on_call: Callable[[bytes, Answer], None]) -> None:
+        """From now on called with each question, our own included, and with how to answer it."""
+        ...
+
+
+class Answer(Protocol):
+    async def __call__(self, body: bytes) -> None:
+        """Lost where nobody is connected."""
+        ...
