@@ -136,11 +136,11 @@ def test_two_exports_have_nothing_in_common_unless_they_have_the_key(
     exported(log, outs[1], key=b"b" * 32)
     exported(log, outs[2], "--key-file", str(key_file), key=b"c" * 32)
     exported(log, outs[3], "--key-file", str(key_file), key=b"d" * 32)
-    names = [
-        {name for line in out.read_text().splitlines() for name in json.loads(line)["hash_ids"]}
-        for out in outs
-    ]
+    rows = [[json.loads(line) for line in out.read_text().splitlines()] for out in outs]
+    names = [{name for row in one for name in row["hash_ids"]} for one in rows]
+    sessions = [{row["session_id"] for row in one} for one in rows]
     assert not names[0] & names[1]
+    assert not sessions[0] & sessions[1]
     assert names[2] == names[3]
     assert outs[2].read_text() == outs[3].read_text()
 

@@ -92,6 +92,19 @@ def test_prompts_of_token_ids_are_counted_exactly(tmp_path: Path) -> None:
     assert (len(calls[0].blocks), common(calls)) == (2, 2)
 
 
+def test_the_last_token_of_a_prompt_is_always_computed(tmp_path: Path) -> None:
+    rows = [{"prompt": list(range(count))} for count in (31, 32, 33)]
+    calls, _ = read(log(tmp_path, *rows))
+    assert [call.most_hits for call in calls] == [1, 1, 2]
+
+
+def test_blocks_of_another_size_than_the_first_ones_are_left_out(tmp_path: Path) -> None:
+    ids = {"hash_ids": [1, 2], "input_length": 1_024, "timestamp": 0, "output_length": 0}
+    calls, reader = read(log(tmp_path, ids, chat("one"), ids))
+    assert [call.block_tokens for call in calls] == [512, 512]
+    assert reader.rejects.places == {Reject.BAD_BLOCKS: ["log.jsonl:2"]}
+
+
 def test_spend_logs_of_litellm_are_read_with_the_body_that_they_wrap(tmp_path: Path) -> None:
     row = {
         "request_id": "chatcmpl-1",
@@ -216,6 +229,12 @@ def test_the_log_of_vllm_is_read_by_its_text_and_bodies_as_well(tmp_path: Path) 
     assert [call.tokens for call in calls] == [len(text) // 4, calls[1].tokens]
     assert calls[0].output_tokens == 64
     assert reader.rejects.counts == {Reject.BAD_PROMPT: 1, Reject.NO_PROMPT: 1}
+
+
+def test_an_engine_that_prints_an_object_is_an_engine_still(tmp_path: Path) -> None:
+    lines = [VLLM_NEW.format(second=n, prompt="x", ids=[1, 2, 3]).encode() for n in range(3)]
+    calls, reader = read(log(tmp_path, {"non-default args": {}}, *lines, name="vllm.log"))
+    assert (reader.kind, len(calls), reader.other_lines) == (LogFormat.VLLM, 3, 1)
 
 
 def csv_line(*cells: str) -> bytes:

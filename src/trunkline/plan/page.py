@@ -66,7 +66,7 @@ def _pictures(found: dict[str, Any]) -> list[str]:
 
 def _savings_curve(found: dict[str, Any]) -> str:
     savings = found["savings"]
-    rows = savings["by_cache"]
+    rows = told.shown_sizes(savings)
 
     def draw(axes: Any) -> None:  # Any: matplotlib is optional
         for index, scope in enumerate(savings["ceiling"]):
@@ -96,6 +96,7 @@ def _router_points(found: dict[str, Any]) -> str:
             axes.annotate(name, point, xytext=(5, 3), textcoords="offset points", fontsize=8)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_in_seconds)
+        axes.yaxis.set_minor_formatter(_in_seconds)
         axes.margins(x=0.12)
         axes.set_xlabel("hit tokens, %")
         axes.set_ylabel("TTFT p95")

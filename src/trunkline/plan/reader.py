@@ -117,9 +117,13 @@ class LogReader:
         else:
             rows = self._objects(lines, chain(first, stream))
             shapes = self._shapes([found for _, raw in first if (found := _try_object(raw))])
+        size = 0
         for number, fields in rows:
             try:
                 call = shapes.call(fields)
+                size = size or call.block_tokens
+                if call.block_tokens != size:  # prompts among ids, or the reverse
+                    raise Malformed(Reject.BAD_BLOCKS)
                 call.line = number
                 yield call
             except Malformed as bad:
@@ -218,11 +222,11 @@ def _try_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def _told_format(first: list[bytes]) -> LogFormat:
-    """Objects if any line is one; else an engine's log if any line is of one; else a table."""
-    if any(raw.lstrip().startswith(b"{") and _try_object(raw) is not None for raw in first):
-        return LogFormat.JSON
-    if any(is_engine_line(raw) for raw in first):
-        return LogFormat.VLLM
+    """What most lines are, objects or an engine's words about a request; of neither, a table."""
+    objects = sum(raw.lstrip().startswith(b"{") and _try_object(raw) is not None for raw in first)
+    told = sum(is_engine_line(raw) for raw in first)
+    if objects or told:
+        return LogFormat.JSON if objects >= told else LogFormat.VLLM
     head = next((raw for raw in first if raw.strip()), b"")
     is_table = any(mark in head for mark in b",;\t") and not head.lstrip().startswith((b"{", b"["))
     return LogFormat.CSV if is_table else LogFormat.JSON

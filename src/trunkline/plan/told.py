@@ -205,11 +205,7 @@ def _of_isolation(found: dict[str, Any]) -> list[str]:
 def _savings_sheet(found: dict[str, Any]) -> Sheet:
     savings = found["savings"]
     scopes, ceiling = list(savings["ceiling"]), savings["ceiling"]
-    shown: list[dict[str, Any]] = []
-    for row in savings["by_cache"]:
-        shown.append(row)
-        if row[SHARED] >= ENOUGH * ceiling[SHARED]:
-            break
+    shown = shown_sizes(savings)
     titles = {SHARED: "shared by all"}
     return Sheet(
         title="Hit tokens by the size of one cache",
@@ -298,6 +294,13 @@ def _prefix_sheet(prefixes: dict[str, Any]) -> Sheet:
             for number, row in enumerate(prefixes["rows"], start=1)
         ],
     )
+
+
+def shown_sizes(savings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Cache sizes up to the one that is as good as one without limit."""
+    rows, ceiling = savings["by_cache"], savings["ceiling"][SHARED]
+    enough = next((n for n, row in enumerate(rows) if row[SHARED] >= ENOUGH * ceiling), len(rows))
+    return rows[: max(2, enough + 1)]
 
 
 def shown_time(ms: float) -> str:
