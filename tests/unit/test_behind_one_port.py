@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import sys
 from typing import Any
 
 import pytest
 
+from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.process_wire import MAX_WORD_BYTES, ProcessWire, wire_pair
+from trunkline.config import AuthConfig, Config
 from trunkline.control.probe import Told
+from trunkline.gateway.contracts import EVERYBODY, ClientError
 from trunkline.gateway.shared_port import addresses_of, hold, sockets_at
+from trunkline.observe import EventLog
+from trunkline.one_tenant import open_one_tenant
 from trunkline.parent_admin import (
     Asked,
     Heard,
@@ -169,3 +175,24 @@ def test_of_changes_of_a_worker_a_later_process_is_told_what_is_left_of_them() -
         ("DELETE", "/workers/c:1"),
         ("POST", "/remove_worker?url=http://d:1"),
     ]
+
+
+def test_gateways_of_one_tenant_with_one_root_key_know_one_anothers_sessions() -> None:
+    config = Config(auth=AuthConfig(auth="off"))
+
+    async def session_known(one_key: bytes, other_key: bytes) -> bool:
+        draw = random.Random(1).randbytes
+        clock, log = SystemClock(), EventLog("test")
+        async with (
+            open_one_tenant(config, clock, log, draw, one_key) as (_, one, _),
+            open_one_tenant(config, clock, log, draw, other_key) as (_, other, _),
+        ):
+            session = one.begin_session(EVERYBODY)
+            try:
+                return bool(other.session(EVERYBODY, session))
+            except ClientError:
+                return False
+
+    assert asyncio.run(session_known(bytes(32), bytes(32)))
+    assert not asyncio.run(session_known(bytes(32), b"x" * 32))
+    assert not asyncio.run(session_known(b"", b"")), "each draws its own"
