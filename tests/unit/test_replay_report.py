@@ -216,3 +216,15 @@ def test_progress_redraws_one_line_on_a_terminal_and_not_too_often() -> None:
     text = stream.getvalue()
     assert text.count("\n") == 1
     assert 10 <= text.count("\r") <= 13
+
+
+def test_progress_of_a_file_is_told_in_its_bytes_and_ends_full() -> None:
+    stream, clock = Terminal(), HandClock()
+    progress = Progress(stream, 10, "reading", clock, " KiB")
+    for count in (0, 5 << 10, 5 << 10, 99 << 10, 99 << 10, 99 << 10):
+        clock.ms += 200.0
+        progress.reach_bytes(count)
+    progress.fill()
+    text = stream.getvalue()
+    assert (text.count("5/10 KiB"), text.count("10/10 KiB")) == (1, 2)
+    assert text.count("\n") == 1

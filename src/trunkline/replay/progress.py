@@ -51,7 +51,7 @@ class Progress:
         self.end()
 
     def _reach(self, done: int) -> None:
-        if done == self._done and done < self._total:
+        if done == self._done:
             return
         self._done = done
         if self._is_terminal:
