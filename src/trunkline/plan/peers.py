@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from trunkline.core.cost import CostModel
@@ -108,6 +109,42 @@ class Ours:
         self._states[worker].queue.end(ticket, Instant(now_ms))
 
 
+class Dynamo(Blind):
+    """Blocks to compute, those in front included, and blocks in use by what runs: each once,
+    however many calls have it in common.
+    """
+
+    def __init__(self, shape: FleetShape, seed: int) -> None:
+        super().__init__(self._choose)
+        self._token_ms = shape.token_ms
+        self._draw = random.Random(seed)
+        self._in_use = [Counter[int]() for _ in range(shape.workers)]
+        self._calls: dict[int, list[int]] = {}
+
+    def _choose(self, moment: Moment) -> int:
+        size = moment.block_tokens
+        costs = [
+            queue_ms / self._token_ms
+            + (moment.tokens - matched)
+            + size * (len(in_use) + sum(block not in in_use for block in moment.blocks))
+            for queue_ms, matched, in_use in zip(
+                moment.queue_ms, moment.matched, self._in_use, strict=True
+            )
+        ]
+        return _least(costs, self._draw)
+
+    def placed(self, moment: Moment, worker: int) -> None:
+        self._calls[moment.ticket] = moment.blocks
+        self._in_use[worker].update(moment.blocks)
+
+    def ended(self, ticket: int, worker: int, now_ms: float) -> None:
+        in_use = self._in_use[worker]
+        for block in self._calls.pop(ticket):
+            in_use[block] -= 1
+            if not in_use[block]:
+                del in_use[block]
+
+
 def _round_robin(shape: FleetShape, _seed: int) -> Chooser:
     return Blind(lambda moment: moment.ticket % shape.workers)
 
@@ -169,22 +206,6 @@ def _llm_d(_shape: FleetShape, seed: int) -> Chooser:
             )
         ]
         return _least(scores, draw)
-
-    return Blind(choose)
-
-
-def _dynamo(shape: FleetShape, seed: int) -> Chooser:
-    """Blocks to compute, those in front included, and blocks in use by what runs."""
-    draw = random.Random(seed)
-
-    def choose(moment: Moment) -> int:
-        costs = [
-            queue_ms / shape.token_ms + moment.tokens - matched + running
-            for queue_ms, matched, running in zip(
-                moment.queue_ms, moment.matched, moment.running_tokens, strict=True
-            )
-        ]
-        return _least(costs, draw)
 
     return Blind(choose)
 
@@ -265,7 +286,7 @@ ROUTERS: dict[str, Callable[[FleetShape, int], Chooser]] = {
     "bounded hash": _bounded_hash,
     "SGLang": _sglang,
     "llm-d blend": _llm_d,
-    "Dynamo": _dynamo,
+    "Dynamo": Dynamo,
     "Mooncake": _mooncake,
     "LMetric": _lmetric,
 }

@@ -53,8 +53,6 @@ class Moment:
     """Calls without a first token."""
     running: list[int] = field(default_factory=list[int])
     """Calls without an end."""
-    running_tokens: list[int] = field(default_factory=list[int])
-    """Of their prompts."""
     fill: list[float] = field(default_factory=list[float])
     """Share of the cache that is in use."""
 
@@ -109,7 +107,6 @@ class QueueModel:
             block_tokens=stretch.block_tokens,
             waiting=[0] * shape.workers,
             running=[0] * shape.workers,
-            running_tokens=[0] * shape.workers,
         )
 
     def run(self, chooser: Chooser, step: Callable[[], None] | None = None) -> Routed:
@@ -176,7 +173,6 @@ class QueueModel:
         moment = self._moment
         moment.waiting[worker] += 1
         moment.running[worker] += 1
-        moment.running_tokens[worker] += moment.tokens
         end_ms = first_ms + DECODE_MS * self._stretch.outputs[ticket]
         heapq.heappush(self._events, (first_ms, ticket, worker, False))
         heapq.heappush(self._events, (end_ms, ticket, worker, True))
@@ -187,7 +183,6 @@ class QueueModel:
             at_ms, ticket, worker, is_end = heapq.heappop(events)
             if is_end:
                 moment.running[worker] -= 1
-                moment.running_tokens[worker] -= self._stretch.tokens[ticket]
                 chooser.ended(ticket, worker, at_ms)
             else:
                 moment.waiting[worker] -= 1
