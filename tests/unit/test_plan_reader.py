@@ -17,8 +17,9 @@ from trunkline.plan import tables
 from trunkline.plan.calls import MAX_NAMED_REJECTS, Call, Reject
 from trunkline.plan.naming import Namer
 from trunkline.plan.reader import SORT_WINDOW, LogFormat, LogReader, ReadOptions
-from trunkline.plan.shapes import time_ms
+from trunkline.plan.shapes import Times
 
+TRACES = Path(__file__).resolve().parents[2] / "traces"
 SYSTEM = "You answer in one sentence, and you never make anything up. " * 8
 
 
@@ -404,10 +405,18 @@ def test_any_bytes_behind_one_good_line_are_read_or_counted(lines: list[bytes]) 
 def test_times_of_every_usual_kind_are_understood() -> None:
     at_ms = 1_700_000_000_000.0
     for value in (1_700_000_000, "1700000000", 1.7e12, 1.7e15, 1.7e18, "2023-11-14T22:13:20Z"):
-        assert time_ms(value, 1.0) == at_ms
-    assert time_ms("2023-11-14 22:13:20", 1.0) == at_ms
-    assert time_ms("2023-11-14T23:13:20+01:00", 1.0) == at_ms
-    assert time_ms(12.5, 1_000.0) == 12_500.0
+        assert Times(1.0).ms(value) == at_ms
+    assert Times(1.0).ms("2023-11-14 22:13:20") == at_ms
+    assert Times(1.0).ms("2023-11-14T23:13:20+01:00") == at_ms
+    assert Times(1_000.0).ms(12.5) == 12_500.0
+
+
+def test_the_first_time_tells_the_unit_of_all() -> None:
+    """A week in ms ends where seconds since 1970 begin."""
+    times = Times(1.0)
+    assert [times.ms(value) for value in (0, 3_000, 604_603_000)] == [0.0, 3_000.0, 604_603_000.0]
+    week = LogReader(TRACES / "ragpulse_week.jsonl.gz", Namer(bytes(32)))
+    assert [call.at_ms for call in week.calls()][-1] == 604_603_000.0
 
 
 def test_lines_out_of_order_are_sorted_within_the_window_and_counted_beyond_it(

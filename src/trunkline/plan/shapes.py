@@ -42,8 +42,8 @@ MAX_WRAPPINGS = 4
 MAX_TOKENS = 1 << 27
 MAX_NAME = 256
 MAX_CHATS = 1 << 17
-EPOCH_S, EPOCH_MS, EPOCH_US, EPOCH_NS = 1e8, 1e11, 1e14, 1e17
-"""A number above one of these is a time since 1970 in that unit; below, since the log began."""
+EPOCHS = ((1e17, 1e-6), (1e14, 1e-3), (1e11, 1.0), (1e8, 1e3))
+"""A number from one of these on is a time since 1970, of so many ms; below, since the log began."""
 _MAX_EPOCH_NS = 1e19
 
 Fields = Mapping[str, Any]
@@ -59,7 +59,7 @@ class Shapes:
         self._namer = namer
         self._block_tokens = block_tokens
         self._tenants = (tenant_field,) if tenant_field else TENANTS
-        self._relative_ms = relative_ms
+        self._times = Times(relative_ms)
         self._roots: OrderedDict[int, int] = OrderedDict()
 
     def call(self, fields: Fields) -> Call:
@@ -131,7 +131,7 @@ class Shapes:
             for name in TIMES:
                 value = layer.get(name)
                 if value is not None and value != "":
-                    return time_ms(value, self._relative_ms)
+                    return self._times.ms(value)
         return None
 
     def _name(self, layers: list[Fields], names: tuple[str, ...]) -> str | None:
@@ -148,26 +148,35 @@ class Shapes:
         return None
 
 
-def time_ms(value: object, relative_ms: float) -> float:
-    """A time of any usual kind. Raises Malformed."""
-    if isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            return _calendar_ms(value)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError as error:
-            raise Malformed(Reject.BAD_TIME) from error
-    else:
-        raise Malformed(Reject.BAD_TIME)
-    if not isfinite(number) or not 0.0 <= number < _MAX_EPOCH_NS:
-        raise Malformed(Reject.BAD_TIME)
-    for least, unit_ms in ((EPOCH_NS, 1e-6), (EPOCH_US, 1e-3), (EPOCH_MS, 1.0), (EPOCH_S, 1e3)):
-        if number >= least:
-            return number * unit_ms
-    return number * relative_ms
+class Times:
+    """Times of one log. The first number above 0 tells the unit of all: a trace of a week in ms
+    comes to look like seconds since 1970.
+    """
+
+    def __init__(self, relative_ms: float) -> None:
+        self._relative_ms = relative_ms
+        self._unit_ms: float | None = None
+
+    def ms(self, value: object) -> float:
+        """A time of any usual kind. Raises Malformed."""
+        if isinstance(value, str):
+            try:
+                number = float(value)
+            except ValueError:
+                return _calendar_ms(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError as error:
+                raise Malformed(Reject.BAD_TIME) from error
+        else:
+            raise Malformed(Reject.BAD_TIME)
+        if not isfinite(number) or not 0.0 <= number < _MAX_EPOCH_NS:
+            raise Malformed(Reject.BAD_TIME)
+        if self._unit_ms is None and number > 0.0:
+            units = (unit_ms for least, unit_ms in EPOCHS if number >= least)
+            self._unit_ms = next(units, self._relative_ms)
+        return number * (self._unit_ms or 0.0)
 
 
 def _calendar_ms(text: str) -> float:
