@@ -297,6 +297,26 @@ def test_another_life_of_the_worker_is_not_taken_for_this_one() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_worker_may_leave_while_it_is_told_of(is_back: bool) -> None:
+    async def scene(_knows: Gateway, late: Gateway, wire: Wire) -> None:
+        directory = late.desk.directory
+
+        def leave(frame: bytes) -> bytes:
+            if isinstance(late.seal.open(frame), Piece) and directory.knows(WORKER):
+                directory.leave(WORKER)
+                if is_back:
+                    directory.join(WORKER, block_tokens=2)
+            return frame
+
+        wire.damage = leave
+        await asyncio.sleep(10.0)
+        assert (late.siblings.stats.taken, late.siblings.stats.failed) == (0, 1)
+        assert not is_back or directory.held_count(WORKER) == 0
+
+    play(scene)
+
+
 def test_blocks_of_another_size_are_another_matter() -> None:
     async def scene(knows: Gateway, late: Gateway, _wire: Wire) -> None:
         knows.block_tokens = 16

@@ -121,6 +121,22 @@ def test_another_life_of_the_engine_ends_it() -> None:
     assert desk.held() == 1
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_nothing_is_taken_in_for_a_worker_that_left_or_lives_anew(is_back: bool) -> None:
+    knows, late = two()
+    token, at = stood(late), standing(knows, stood(knows))
+    rows = told(knows)
+    assert late.feed.standstill.adopt(token, rows[0], NOTHING, at)
+    late.directory.leave(WORKER)
+    if is_back:
+        late.directory.join(WORKER, block_tokens=2)
+    assert not late.feed.standstill.adopt(token, rows[1], NOTHING, at)
+    assert not late.feed.standstill.complete(token, at)
+    assert not is_back or late.held() == 0
+    late.feed.standstill.go_on(token)
+    assert late.feed.standstill.begin(T0) is None
+
+
 def test_too_many_batches_that_wait_end_it_and_none_is_lost() -> None:
     desk = Desk(can_replay=False)
     desk.live(batch(0, run(1)))

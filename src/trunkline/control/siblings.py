@@ -193,6 +193,9 @@ class Siblings:
         except (_Missed, StoreDown) as missed:
             self.stats.failed += 1
             parts.log.info("handover.missed", worker=worker, why=str(missed))
+        except Exception as error:  # noqa: BLE001  # of one worker: it must not end the gateway
+            self.stats.failed += 1
+            parts.log.error("handover.failed", cause=error, worker=worker)
         else:
             self.stats.taken += 1
             self.stats.taken_blocks += block_count

@@ -79,7 +79,9 @@ class WorkerFeed:
         self._belief = Belief(worker, directory)
         self._is_blind = False
         self._recovery = Recovery(self._residency, can_replay=can_replay)
-        self.standstill = Standstill(self._sequence, self._residency, self._recovery)
+        self.standstill = Standstill(
+            self._sequence, self._residency, self._recovery, self._is_current
+        )
         """To be begun only while `is_settled`."""
         self._actions: list[Action] = []
 

@@ -15,6 +15,7 @@ as if there had been none. Must never: take a slice in at another batch than it 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 from trunkline.core.handover import Rows, Standing
 from trunkline.core.records import Instant
@@ -34,7 +35,15 @@ MAX_UNPLACED = 1 << 16
 class Standstill:
     """Of one feed. Each standstill has a token: one that is over does nothing any more."""
 
-    def __init__(self, sequence: Sequence, residency: Residency, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        residency: Residency,
+        recovery: Recovery,
+        is_current: Callable[[], bool],
+    ) -> None:
+        """`is_current`: the worker is in the directory, in the life that the feed is of."""
+        self._is_current = is_current
         self._sequence = sequence
         self._residency = residency
         self._recovery = recovery
@@ -81,8 +90,9 @@ class Standstill:
             and not self._residency.is_folding
         )
         expected = self._sequence.expected
-        if self._stop_at is not None or not is_settled or expected is None:
+        if self._stop_at is not None or not is_settled or not self._is_current():
             return None
+        assert expected is not None, "a batch was applied"
         self._token += 1
         self._stop_at = expected - 1
         self._ends_at = Instant(now + MAX_STANDSTILL_MS)
@@ -154,4 +164,4 @@ class Standstill:
         return self._residency.unplaced()
 
     def is_on(self, token: int) -> bool:
-        return self._stop_at is not None and token == self._token
+        return self._stop_at is not None and token == self._token and self._is_current()
