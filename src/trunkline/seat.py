@@ -65,6 +65,7 @@ class Alone:
     """The only process: both ports are its own."""
 
     root_key = b""
+    is_first = True
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -114,6 +115,8 @@ class Seat:
         self._handed = handed
         self._load = load
         self.root_key = handed.root_key
+        self.is_first = handed.number == 0
+        """Who says what is to be said once."""
 
     async def open(self) -> None:
         """The parent answers on the client port meanwhile."""

@@ -89,9 +89,10 @@ async def run_gateway(
     spec_of = spec_reader(config)
     specs = named_specs(config, spec_of)
     sources = worker_sources(config.discovery)
-    _say_what_is_open(config)
     clock, context = SystemClock(), event_context(MAX_WORKERS)
     place = place or Alone(config)
+    if place.is_first:
+        _say_what_is_open(config)
     root_key = place.root_key or read_root_key(config.model.root_key_file)
     async with AsyncExitStack() as stack:
         stack.callback(place.close)

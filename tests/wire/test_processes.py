@@ -14,6 +14,8 @@ import pytest
 from fleet import WAIT_S, Gateway, Process, Processes, free_port, processes, until
 from tenants import Caller, Tenants, tenants
 
+from halting import halt
+
 TRIES = 24
 """Connections by which each of two processes is surely met: the kernel draws one for each."""
 PROMPT = "all of them know this one " * 12
@@ -146,6 +148,24 @@ def test_a_killed_process_is_started_again_and_no_new_request_fails(started: Pro
 def signal_to(pid: int, number: signal.Signals) -> None:
 
     os.kill(pid, number)
+
+
+@pytest.mark.nightly
+def test_a_process_that_stands_still_is_left_out_then_killed_and_started_again(
+    started: Processes,
+) -> None:
+    gateway = two(started)
+    before = pids(gateway.process)
+    halt(before[1])
+    rows = gateway.workers().values()
+    assert [seen["process"] for row in rows for seen in row["detail"]["processes"]] == [0]
+    until(lambda: "process.hung" in gateway.process.log(), "it is noticed")
+    until(lambda: gateway.metric("process_restarts_total") == 1, "it is killed")
+    until(lambda: gateway.metric("processes_serving") == 2, "it is back")
+    assert pids(gateway.process)[0] == before[0]
+    for number in range(TRIES):
+        answer = asked_anew(gateway, {"prompt": f"p{number}", "max_tokens": 1})
+        assert answer.status_code == 200
 
 
 def test_a_key_is_known_and_a_revocation_in_force_at_all_processes_when_it_is_answered(
