@@ -333,11 +333,16 @@ def text_of(words: int, seed: object) -> str:
 
 
 async def at_once(
-    gateway: Gateway, bodies: Sequence[dict[str, Any]], path: str = "/v1/chat/completions"
+    gateway: Gateway,
+    bodies: Sequence[dict[str, Any]],
+    path: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
 ) -> list[Answer]:
     """All bodies at the same time; their answers in the same order."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S, limits=limits) as client:
+    async with httpx.AsyncClient(
+        base_url=gateway.url, timeout=WAIT_S, limits=limits, headers=headers
+    ) as client:
         posted = (client.post(path, json=body) for body in bodies)
         return [Answer(response) for response in await asyncio.gather(*posted)]
 

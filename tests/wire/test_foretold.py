@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from fleet import Answer, Processes, processes, text_of, until
+from fleet import Answer, Processes, at_once, processes, text_of, until
 from tenants import Caller, Tenants
 from test_two_gateways import Fleet
 
@@ -98,3 +100,40 @@ def test_a_tenant_whom_a_gateway_meets_for_the_first_time_is_followed_there_too(
 
     assert any(is_followed(number) for number in range(8))
     assert fleet.at("other", bob).answer(prompt).predicted == 0, "of another tenant it is nothing"
+
+
+# -- F11 ----------------------------------------------------------------------------------------
+
+
+async def herd(callers: Sequence[Caller], prompt: str, count: int) -> list[Answer]:
+    """So many equal prompts, shared out to the callers' gateways, at the same time."""
+    bodies = [{"prompt": prompt, "max_tokens": 4} for _ in range(count)]
+    asked = (
+        at_once(caller.gateway, bodies[place :: len(callers)], "/v1/completions", caller.headers())
+        for place, caller in enumerate(callers)
+    )
+    return [answer for answers in await asyncio.gather(*asked) for answer in answers]
+
+
+def test_f11_of_200_equal_cold_prompts_at_three_gateways_at_most_two_are_computed_at_a_worker(
+    started: Processes, server: NatsServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(started, server, tmp_path, 3, profile="fifo:60,0.2,2")
+    names = ("one", "two", "three")
+    gateways = [fleet.begin(name, "--queue-target-ms", "0") for name in names]
+    ann = gateways[0].caller("acme", "ann", roles=ROLES)
+    callers = [fleet.at(name, ann) for name in names]
+    for gateway in gateways:
+        until(lambda gateway=gateway: is_known(gateway, ann), "the key is known there")
+
+    def play(attempt: int) -> list[Answer]:
+        return asyncio.run(herd(callers, text_of(400, ("herd", attempt)), 200))
+
+    answers = next(
+        answers
+        for answers in (gateways[0].while_leased(play) for _ in range(5))
+        if not any(map(is_blind, answers))
+    )
+    prefills = Counter(a.worker for a in answers if a.cached + 2 * 16 < a.prompt_tokens)
+    assert prefills.total() >= 1
+    assert max(prefills.values()) <= 2, prefills

@@ -44,9 +44,11 @@ class Fleet:
         time_scale: int = 1,
         feed: str = "exact",
         event_ring: int = 10_000,
+        profile: str = "tiny",
     ) -> None:
         self.started, self.server, self.folder = started, server, folder
-        flags = ("--profile", "tiny", "--time-scale", str(time_scale), "--feed", feed)
+        self.profile = ("--profile", profile)
+        flags = (*self.profile, "--time-scale", str(time_scale), "--feed", feed)
         flags = (*flags, "--event-ring", str(event_ring))
         self.urls = [worker.url for worker in started.workers(workers, *flags)]
         self.gateways: dict[str, Tenants] = {}
@@ -59,7 +61,7 @@ class Fleet:
             copy_secrets(self.folder / first / "state", place / "state")
         place.mkdir(exist_ok=True)
         control = ("--control", self.server.url, "--control-replicas", "1")
-        made = tenants(self.started, self.urls, place, "--profile", "tiny", *control, *flags)
+        made = tenants(self.started, self.urls, place, *self.profile, *control, *flags)
         self.gateways[name] = made
         if is_joined:
             until(lambda: reuses(made.gateway), f"{name} has a lease")
