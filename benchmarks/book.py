@@ -1,6 +1,6 @@
 """What the book that gateways exchange costs, in CPU of one gateway: queues and expected blocks.
 
-    python benchmarks/book.py [--workers 16] [--gateways 3] [--rate 100] [--blocks 16] [--json]
+    python benchmarks/book.py [--workers 16] [--gateways 3] [--rate 100] [--blocks 8] [--json]
 
 Ten times a second a gateway says what waits at each worker and which blocks it expects there by its
 choices since, and takes in what the others say. All workers have work, which is the most there is
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--gateways", type=int, default=3)
     parser.add_argument("--rate", type=float, default=100.0)
-    parser.add_argument("--blocks", type=int, default=16, help="new ones of a request")
+    parser.add_argument("--blocks", type=int, default=8, help="new ones of a request")
     parser.add_argument("--json", action="store_true")
     words = parser.parse_args()
     found = sorted(us_per_beat(words) for _ in range(ROUNDS))

@@ -108,7 +108,7 @@ class LoadSync:
                     queued[state.worker] = min(round(own_ms, 1), MAX_TOLD_MS)
         drained = [told for one in self._hearsay for told in one.drained()]
         told = [
-            _Told(worker=worker, tag=run.tag, first_block=run.first_block, packed=run.packed)
+            _Told(worker, run.tag, run.first_block, run.packed)
             for worker, run in drained[:MAX_TOLD_RUNS]
         ]
         self.left_out_blocks += sum(run.block_count for _, run in drained[MAX_TOLD_RUNS:])
@@ -142,8 +142,9 @@ class LoadSync:
         now = self._clock.boot()
         self._told[word.life] = (now, word.queued)
         self.settle(now)
+        heard_at = self._clock.now()
         for worker, run in runs:
-            self._pass_on(worker, run)
+            self._pass_on(worker, run, heard_at)
 
     def ends(self) -> list[tuple[str, int]]:
         """What became of the blocks that were to be told, and of those that were heard."""
@@ -158,10 +159,10 @@ class LoadSync:
             ("no-worker", self.strange_blocks),
         ]
 
-    def _pass_on(self, worker: WorkerId, run: KeyRun) -> None:
+    def _pass_on(self, worker: WorkerId, run: KeyRun, now: Instant) -> None:
         """To the model whose worker it is."""
         for one in self._hearsay:
-            if one.hear(worker, run, self._clock.now()) is not Heard.NO_WORKER:
+            if one.hear(worker, run, now) is not Heard.NO_WORKER:
                 return
         self.strange_blocks += run.block_count
 

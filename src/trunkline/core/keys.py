@@ -47,7 +47,9 @@ class KeyRun:
     packed: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.first_block < 0 or len(self.packed) % DIGEST_BYTES or self.block_count < 1:
+        size = len(self.packed)
+        least = DIGEST_BYTES if self.first_block == 0 else 2 * DIGEST_BYTES
+        if self.first_block < 0 or size < least or size % DIGEST_BYTES:
             raise ValueError(f"{len(self.packed)} bytes of keys from block {self.first_block} on")
 
     @property
@@ -114,15 +116,19 @@ class KeyChain:
 
     def runs(self, first_block: int, end_block: int) -> list[KeyRun]:
         """The blocks from one place to before another: one run for each namespace among them."""
+        split = self.public_blocks
         found: list[KeyRun] = []
-        for region in self.regions():
-            first = max(first_block, region.first_block)
-            end = min(end_block, region.first_block + region.block_count)
-            if first < end:
-                packed = self.packed[max(0, first - 1) * DIGEST_BYTES : end * DIGEST_BYTES]
-                tag = region.namespace.tag
-                found.append(KeyRun(tag=tag, first_block=first, packed=packed))
+        if self.public is not None and first_block < split:
+            found.append(self._run(self.public, first_block, min(end_block, split)))
+            first_block = split
+        if first_block < end_block:
+            found.append(self._run(self.namespace, first_block, end_block))
         return found
+
+    def _run(self, namespace: Namespace, first_block: int, end_block: int) -> KeyRun:
+        begin = first_block - 1 if first_block else 0
+        packed = self.packed[begin * DIGEST_BYTES : end_block * DIGEST_BYTES]
+        return KeyRun(tag=namespace.tag, first_block=first_block, packed=packed)
 
     def salt_regions(self) -> list[tuple[int, str]]:
         """`(first token, salt)` of each region, for workers that can split the salt."""
