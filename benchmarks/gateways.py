@@ -29,6 +29,7 @@ from typing import Any
 import uvloop
 
 from gateway import cpu_s
+from moves import ANSWER_TOKENS, BLOCK_TOKENS, STARTS_PER_S, THINK_MS, WORKERS, sessions
 from shared_registry import start_server
 from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.tokenizer import load_tokenizer
@@ -43,18 +44,12 @@ from trunkline.replay.processes import MODEL, Child, endpoint_of, start_child
 from trunkline.replay.prompts import PromptOptions
 from trunkline.replay.records import RequestRecord, Verdict
 from trunkline.replay.run import ReplayOptions, replay_trace
-from trunkline.replay.traces import PartKind, PromptPart, TraceRequest
+from trunkline.replay.traces import TraceRequest
 from trunkline.replay.workloads import find_workload, load_workload
 
 BAR_SESSIONS = 0.99
 BAR_POINTS = 1.0
-WORKERS = 4
-BLOCK_TOKENS = 16
 CHECKPOINT_TOKENS = 256
-STARTS_PER_S = 8.0
-THINK_MS = 1_000.0
-ANSWER_MS = 100.0
-ANSWER_TOKENS = 16
 SMOKE = "W1-smoke"
 SMOKE_SCALE = 0.0625
 """As `trunkline demo` plays it: a block of 512 tokens is sent as one of 16, 16 times as fast."""
@@ -89,45 +84,6 @@ class Figures:
     """How late the client sent: its own load, or the machine's."""
     cpu_ms: float
     """Of all gateways, a request."""
-
-
-def sessions(
-    count: int,
-    turns: int,
-    seed: int,
-    *,
-    think_ms: float = THINK_MS,
-    starts_per_s: float = STARTS_PER_S,
-) -> list[TraceRequest]:
-    """In order of time. A turn waits for the answer before it, too: without a time to think it
-    follows that at once.
-    """
-    draw = random.Random(seed)
-    made: list[TraceRequest] = []
-    start_ms = 0.0
-    for number in range(count):
-        start_ms += draw.expovariate(starts_per_s / 1_000.0)
-        at_ms, tokens, parts = start_ms, 0, list[PromptPart]()
-        for turn in range(turns):
-            key = number * turns + turn
-            if turn:
-                parts.append(PromptPart(kind=PartKind.ANSWER, key=key, tokens=ANSWER_TOKENS))
-            said = draw.randint(20, 600) if turn == 0 else draw.randint(10, 120)
-            parts.append(PromptPart(kind=PartKind.USER, key=key, tokens=said))
-            tokens += said + (ANSWER_TOKENS if turn else 0)
-            made.append(
-                TraceRequest(
-                    arrival_ms=at_ms,
-                    input_tokens=tokens,
-                    output_tokens=ANSWER_TOKENS,
-                    block_tokens=BLOCK_TOKENS,
-                    session=f"s{number}",
-                    parts=tuple(parts),
-                )
-            )
-            if think_ms > 0.0:
-                at_ms += ANSWER_MS + draw.expovariate(1.0 / think_ms)
-    return sorted(made, key=lambda request: request.arrival_ms)
 
 
 async def started(stack: AsyncExitStack, name: str, words: Sequence[str]) -> Child:

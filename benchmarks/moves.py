@@ -14,21 +14,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gateways import BLOCK_TOKENS, WORKERS, sessions
 from trunkline.core.decision import Decision, Reason
 from trunkline.core.records import WorkerId
 from trunkline.replay.counters import percentile
-from trunkline.replay.traces import TraceRequest
+from trunkline.replay.traces import PartKind, PromptPart, TraceRequest
 from trunkline.replay.workloads import Workload
 from trunkline.sim.model import FleetModel, ModelOptions
 from trunkline.sim.worker import Job, ModelWorker
 
+WORKERS = 4
+BLOCK_TOKENS = 16
+STARTS_PER_S = 8.0
+THINK_MS = 1_000.0
+ANSWER_MS = 100.0
+ANSWER_TOKENS = 16
 MOST_BLOCKS = 1 << 12
 """Of a session."""
 
@@ -84,6 +90,45 @@ class Watched(FleetModel):
                 )
             )
         before.append(decision.worker)
+
+
+def sessions(
+    count: int,
+    turns: int,
+    seed: int,
+    *,
+    think_ms: float = THINK_MS,
+    starts_per_s: float = STARTS_PER_S,
+) -> list[TraceRequest]:
+    """In order of time. A turn waits for the answer before it, too: without a time to think it
+    follows that at once.
+    """
+    draw = random.Random(seed)
+    made: list[TraceRequest] = []
+    start_ms = 0.0
+    for number in range(count):
+        start_ms += draw.expovariate(starts_per_s / 1_000.0)
+        at_ms, tokens, parts = start_ms, 0, list[PromptPart]()
+        for turn in range(turns):
+            key = number * turns + turn
+            if turn:
+                parts.append(PromptPart(kind=PartKind.ANSWER, key=key, tokens=ANSWER_TOKENS))
+            said = draw.randint(20, 600) if turn == 0 else draw.randint(10, 120)
+            parts.append(PromptPart(kind=PartKind.USER, key=key, tokens=said))
+            tokens += said + (ANSWER_TOKENS if turn else 0)
+            made.append(
+                TraceRequest(
+                    arrival_ms=at_ms,
+                    input_tokens=tokens,
+                    output_tokens=ANSWER_TOKENS,
+                    block_tokens=BLOCK_TOKENS,
+                    session=f"s{number}",
+                    parts=tuple(parts),
+                )
+            )
+            if think_ms > 0.0:
+                at_ms += ANSWER_MS + draw.expovariate(1.0 / think_ms)
+    return sorted(made, key=lambda request: request.arrival_ms)
 
 
 def with_blocks(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
