@@ -14,8 +14,6 @@ import pytest
 from fleet import WAIT_S, Gateway, Process, Processes, free_port, processes, until
 from tenants import Caller, Tenants, tenants
 
-from halting import halt
-
 TRIES = 24
 """Connections by which each of two processes is surely met: the kernel draws one for each."""
 PROMPT = "all of them know this one " * 12
@@ -63,12 +61,16 @@ def is_refused(gateway: Gateway) -> bool:
     return False
 
 
-def is_alive(pid: int) -> bool:
+def state_of(pid: int) -> str:
+    """As the kernel has it; empty where there is no such process."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
     except OSError:
-        return False
-    return state != "Z"
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z")
 
 
 def asked_anew(gateway: Gateway, body: dict[str, object], key: str = "") -> httpx.Response:
@@ -156,7 +158,8 @@ def test_a_process_that_stands_still_is_left_out_then_killed_and_started_again(
 ) -> None:
     gateway = two(started)
     before = pids(gateway.process)
-    halt(before[1])
+    signal_to(before[1], signal.SIGSTOP)
+    until(lambda: state_of(before[1]) == "T", "it stands still")  # no child of ours to wait for
     rows = gateway.workers().values()
     assert [seen["process"] for row in rows for seen in row["detail"]["processes"]] == [0]
     until(lambda: "process.hung" in gateway.process.log(), "it is noticed")
