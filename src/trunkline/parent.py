@@ -286,9 +286,9 @@ class Parent:
             stdin.write(SERVE_WHEN_READY if is_patient else SERVE)
             await stdin.drain()
         if await stdout.readline():
+            observe.log.info("process.serving", process=slot.number, pid=process.pid)
             slot.serving.set()
             await self._settle_room()
-            observe.log.info("process.serving", process=slot.number, pid=process.pid)
 
     async def _settle_room(self) -> None:
         """While nobody takes connections, say that this is being seen to."""

@@ -121,7 +121,6 @@ def test_each_process_serves_and_what_one_cached_the_other_finds(started: Proces
 def test_a_killed_process_is_started_again_and_no_new_request_fails(started: Processes) -> None:
     gateway = two(started, workers=2)
     before = pids(gateway.process)
-    gateway.process.child.send_signal(signal.SIGCONT)
     added = started.worker("--profile", "tiny")
     assert gateway.admin("/workers", "POST", json={"url": added.url}).status_code == 202
     gone = next(name for name in gateway.workers() if name != added.name)
@@ -148,7 +147,6 @@ def test_a_killed_process_is_started_again_and_no_new_request_fails(started: Pro
 
 
 def signal_to(pid: int, number: signal.Signals) -> None:
-
     os.kill(pid, number)
 
 
