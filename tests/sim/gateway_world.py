@@ -11,18 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from typing import TypeVar
+from dataclasses import dataclass, field
+
+from memory_bucket import Bucket, BucketLink, ChainedMemory
 
 from trunkline.adapters.nats_board import NatsBoard
-from trunkline.adapters.nats_bucket import BucketConflict, Held
 from trunkline.adapters.nats_store import NatsStore
-from trunkline.adapters.sqlite_store import chained
 from trunkline.control.changes import Intent, OrgAdded, TenantAdded
 from trunkline.control.gateways import GatewayParts, Gateways
-from trunkline.control.memory_store import MemoryStore
 from trunkline.control.mirrored_store import MirroredStore
 from trunkline.control.receipts import Erasure, HolderAck, Receipt
 from trunkline.control.registry import Registry
@@ -33,13 +29,12 @@ from trunkline.core.freshness import LeaseGrants
 from trunkline.core.records import BootInstant, Instant, WallTime
 from trunkline.errors import GatewayError
 from trunkline.observe import EventLog
-from trunkline.ports.store import StoreDown, Tip
+from trunkline.ports.store import StoreDown
 
 TENANT = Subject(kind=SubjectKind.TENANT, path=f"{2:032x}")
 FLEET = Subject(kind=SubjectKind.FLEET)
 ME = Intent(actor="officer", reason="test")
 LOG = EventLog("test-gateways")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -60,96 +55,18 @@ class RatedClock:
         return WallTime(1.7e9 + self.loop.time())
 
 
-class ChainedMemory(MemoryStore):
-    """The copy of a gateway."""
-
-    async def tip(self) -> Tip:
-        return Tip(rev=len(self.records), digest=await self.digest_at(len(self.records)))
-
-    async def digest_at(self, rev: int) -> bytes:
-        digest = b""
-        for number, record in enumerate(self.records[:rev], start=1):
-            digest = chained(digest, number, record)
-        return digest
-
-
-@dataclass
-class Bucket:
-    """What the servers have: one order for all keys."""
-
-    entries: list[Held] = field(default_factory=list[Held])
-    last_seq: int = 0
-    puts: int = 0
-
-    def put(self, key: str, value: bytes, behind: tuple[str, int] | None) -> int:
-        if behind is not None:
-            newest = self.newest(behind[0])
-            if (newest.seq if newest else 0) != behind[1]:
-                raise BucketConflict
-        self.last_seq += 1
-        self.puts += 1
-        made = Held(key=key, seq=self.last_seq, stamp=str(self.puts), value=value)
-        self.entries = [each for each in self.entries if each.key != key] + [made]
-        return made.seq
-
-    def newest(self, pattern: str) -> Held | None:
-        found = [each for each in self.entries if fnmatchcase(each.key, pattern)]
-        return found[-1] if found else None
-
-    def after(self, seq: int, pattern: str) -> Held | None:
-        found = (e for e in self.entries if e.seq > seq and fnmatchcase(e.key, pattern))
-        return next(found, None)
-
-    def restore(self, older: Bucket) -> None:
-        self.entries, self.last_seq = list(older.entries), older.last_seq
-
-
-class Link:
-    """The `NatsBucket` of one gateway, over a network."""
+class Link(BucketLink):
+    """Of one gateway."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world.bucket)
         self._world = world
-        self._on_news: list[Callable[[str], None]] = []
         self.is_cut = False
 
-    def listen(self, on_news: Callable[[str], None]) -> None:
-        self._on_news.append(on_news)
+    def spread(self, key: str) -> None:
+        self._world.tell(key)
 
-    def tell(self, key: str) -> None:
-        for on_news in self._on_news:
-            on_news(key)
-
-    async def connect(self) -> None:
-        await self._through(lambda: None)
-
-    async def ensure(self) -> None:
-        await self.connect()
-
-    async def close(self) -> None: ...
-
-    async def put(
-        self, key: str, value: bytes, *, behind: tuple[str, int] | None = None, ttl_s: int = 0
-    ) -> int:
-        def put() -> int:
-            seq = self._world.bucket.put(key, value, behind)
-            self._world.tell(key)
-            return seq
-
-        return await self._through(put)
-
-    async def newest(self, pattern: str) -> Held | None:
-        return await self._through(lambda: self._world.bucket.newest(pattern))
-
-    async def after(self, seq: int, pattern: str) -> Held | None:
-        return await self._through(lambda: self._world.bucket.after(seq, pattern))
-
-    async def _through(self, ask: Callable[[], _T]) -> _T:
-        await self._way()
-        answer = ask()
-        await self._way()
-        return answer
-
-    async def _way(self) -> None:
+    async def way(self, *, is_back: bool) -> None:
         world = self._world
         await asyncio.sleep(world.dice.choice(world.delays_ms) / 1e3)
         if self.is_cut or world.dice.random() < world.loss:
@@ -335,7 +252,3 @@ async def played(world: World) -> World:
         if len(heads) != 1:
             world.violations.append(f"at rest the gateways are at {heads}")
     return world
-
-
-def snapshot(bucket: Bucket) -> Bucket:
-    return replace(bucket, entries=list(bucket.entries))

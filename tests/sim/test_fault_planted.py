@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from faults.planted import PLANTED, Planted, catch, row_of
 
-CHECKS = {"I1", "I2", "I3", "I3b", "I4", "I5", "I7", "I9", "I12", "LIVE", "DIR"}
+CHECKS = {"I1", "I2", "I3", "I3b", "I4", "I5", "I7", "I8", "I9", "I12", "LIVE", "DIR"}
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from gateway_world import FLEET, World, begun, leased, played, snapshot
+from gateway_world import FLEET, World, begun, leased, played
+from memory_bucket import snapshot
 
 from trunkline.control import gateways
 from trunkline.core.freshness import grant_ms

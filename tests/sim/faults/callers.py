@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 import httptools
-from faults.gate import HOST, PORT
+from faults.gate import PORT
 from faults.network import FaultyNet, FaultyPipe
 from faults.setting import Call
 from victim_words import _words, template, tokenizer
@@ -98,9 +98,13 @@ class Outcome:
 class Caller(asyncio.Protocol):
     """One client's connection, for one call."""
 
-    def __init__(self, net: FaultyNet, call: Call) -> None:
+    def __init__(self, net: FaultyNet, call: Call, gateways: tuple[str, ...]) -> None:
+        """`gateways`: where the balancer in front of them tries, in this order."""
         self.net = net
         self.call = call
+        self.gateway = ""
+        """Whose it is; empty while it has none."""
+        self._gateways = gateways
         self.chunks: list[tuple[float, bytes]] = []
         self.over = asyncio.Event()
         self.has_left = False
@@ -125,10 +129,7 @@ class Caller(asyncio.Protocol):
             f"content-length: {len(raw)}\r\n\r\n"
         )
         self.began_s = self.net.time()
-        try:
-            async with asyncio.timeout(5.0):
-                await self.net.create_connection(lambda: self, HOST, PORT)
-        except (OSError, TimeoutError):
+        if not await self._reach():
             self.is_unreached = True
             self.over.set()
         else:
@@ -143,6 +144,17 @@ class Caller(asyncio.Protocol):
                     self._transport.abort()
             await self.over.wait()
         self.ended_s = self.net.time()
+
+    async def _reach(self) -> bool:
+        for gateway in self._gateways:
+            self.gateway = gateway
+            try:
+                async with asyncio.timeout(5.0):
+                    await self.net.create_connection(lambda: self, gateway, PORT)
+            except (OSError, TimeoutError):
+                continue
+            return True
+        return False
 
     # -- asyncio.Protocol --------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
 """The invariants, each a small check against what the world knows by itself.
 
     I1 I2 I7   ground_truth.py, at each use of a block
+    I8         ground_truth.py, at each eviction
     I3   after the ack of a revocation: no use (ground_truth.py), and no token leaves the gateway
     I3b  revisions and epochs never go back, in any holder's life
-    I4   nothing is sent to a worker that may not be chosen, or that is long gone
+    I4 I12     picks.py, at each choice of a gateway
     I5   one end for each call; tokens without gap or repeat; usage as delivered; no bug on the way
     I9   at rest nothing is left: attempts, places, pins, connections, tasks
-    I12  retries within their budget, in every window
     LIVE what had to come back is back, 10 heartbeats after the faults
     DIR  at rest the directory says what the workers hold
 
@@ -15,13 +15,12 @@ Read `world.py` for who calls, `planted.py` for what shows that each can fail.
 
 from __future__ import annotations
 
-import inspect
-from collections import deque
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from faults.callers import Caller, Outcome, piece
-from faults.gate import Gate, subject_of_tenant, worker_name
+from faults.gate import Gate, lease_ends_s, subject_of_tenant, worker_name
+from faults.ground_truth import owner_of
+from faults.picks import Picks
 from faults.setting import Call
 
 from trunkline.control.receipts import Receipt
@@ -29,22 +28,14 @@ from trunkline.core.decision import Exclusion
 from trunkline.core.feed import FeedState
 from trunkline.core.freshness import grant_ms
 from trunkline.core.identity import ScopeKind
-from trunkline.core.records import WorkerId
 from trunkline.errors import GatewayError
-from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.tenancy import Asked
-from trunkline.ports.worker import AttemptEnd
 from trunkline.worker.blocks import BlockState
 
 if TYPE_CHECKING:
     from faults.crew import Life
     from faults.world import World
 
-GONE_S = 5.0
-"""Two failed probes, each with its interval and its time-out, and a moment."""
-WINDOW_S = 9.0
-"""The budget counts ten slots of one second; in any nine seconds it is kept whatever they are."""
-BUDGET_SHARE = 0.2
 ACK_SLACK_MS = 200.0
 """The store, the audit's patience and the ways."""
 _TIMED = (Exclusion.SUSPECT, Exclusion.EJECTED)
@@ -57,45 +48,60 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._revs: dict[object, int] = {}
+        self._tables: dict[str, object] = {}
+        """What was looked at last."""
         self._barred: dict[int, int] = {}
         """Tenants whose revocation was acknowledged and who are not enabled again."""
-        self._drained: dict[str, None] = {}
-        self._requests: deque[float] = deque()
-        self._retries: deque[float] = deque()
-        self._failed: dict[str, None] = {}
-        """Requests whose last attempt failed."""
-        self._known: dict[str, None] = {}
+        self.drained: dict[tuple[str, str], None] = {}
+        """(gateway, worker)"""
+        self._picks: dict[str, Picks] = {}
+        """By gateway, of its newest life."""
         self._doomed: set[int] = set()
-        """Calls that were open when the gateway died."""
+        """Calls that were open when their gateway died."""
         self._was_barred: set[int] = set()
-        self.last_pick_s = 0.0
         self.raises = 0
         self.was_raised: set[int] = set()
-        self._unanswered: list[tuple[int, int]] = []
-        """Tenants whose epoch somebody wants to raise, and in which life of the gateway."""
-        self.doubted: dict[str, None] = {}
-        """Workers that were still left out for what their streams missed."""
+        self._unanswered: list[tuple[int, Gate]] = []
+        """Tenants whose epoch somebody wants to raise, and at which life of which gateway."""
+        self._enabled_s: dict[int, float] = {}
+        """When somebody last asked for a tenant to be enabled again, wherever."""
+        self.doubted: dict[tuple[str, str], None] = {}
+        """(gateway, worker): those that were still left out for what their streams missed."""
 
     # -- while it runs -----------------------------------------------------------------------------
 
     def watch(self, gate: Gate) -> None:
         """From when it is up on."""
-        gate.on_up = lambda: self._watch(gate)
+
+        def up() -> None:
+            self._picks[gate.name] = Picks(self._world, gate)
+
+        gate.on_up = up
+
+    @property
+    def last_pick_s(self) -> float:
+        return max((picks.last_s for picks in self._picks.values()), default=0.0)
 
     def begins(self, caller: Caller) -> None:
         """Look at each byte that the gateway writes to this client."""
-        caller.on_written = lambda data: self._leaves(caller.call, data)
+        caller.on_written = lambda data: self._leaves(caller, data)
 
     def look(self) -> None:
-        """I3b, and what else can be looked at any time."""
+        """I3b, and that no worker believes more than any gateway (I4)."""
         world = self._world
-        table = world.gate.registry.table if hasattr(world.gate, "registry") else None
-        if table is not None:
-            self._must_grow("registry", table.rev)
+        for gate in world.gates.values():
+            table = gate.registry.table if hasattr(gate, "registry") else None
+            if table is None or table is self._tables.get(gate.name):
+                continue
+            self._tables[gate.name] = table
+            self._must_grow(gate.name, table.rev)
             for subject, epoch in table.epochs.items():
-                self._must_grow(("registry", str(subject)), epoch)
+                self._must_grow((gate.name, str(subject)), epoch)
+        ends_s = lease_ends_s(world.common.posted_s) if world.common else 1e9
         for life in world.lives.values():
             freshness, name = life.fence.freshness, f"{life.name}#{life.number}"
+            if world.net.time() > ends_s and freshness.is_valid(life.clock.boot()):
+                world.violate("I4", f"{name} believes a lease beyond that of every gateway")
             self._must_grow(name, freshness.rev)
             for number in range(world.setting.tenant_count):
                 subject = str(subject_of_tenant(number))
@@ -106,29 +112,27 @@ class Checks:
         if event in _BUGS or (event == "revocation.failed" and cause is not None):
             self._world.violate("I5", f"a bug: {event} {cause!r}")
 
-    def gate_dies(self) -> None:
+    def gate_dies(self, gate: Gate) -> None:
         """Its clients are reset: it cannot do better."""
-        self._drained.clear()
+        self.drained = {pair: None for pair in self.drained if pair[0] != gate.name}
         for number, caller in self._world.callers.items():
-            if not caller.over.is_set():
+            if not caller.over.is_set() and caller.gateway in ("", gate.name):
                 self._doomed.add(number)
 
-    def drained(self, name: str) -> None:
-        self._drained[name] = None
-
-    def taken_in(self, name: str) -> None:
-        self._drained.pop(name, None)
-
-    def raising(self, tenant: int) -> None:
+    def raising(self, tenant: int, gate: Gate) -> None:
         self.was_raised.add(tenant)
-        self._unanswered.append((tenant, self._world.gate.life))
+        self._unanswered.append((tenant, gate))
 
-    def answered(self, tenant: int) -> None:
+    def answered(self, tenant: int, gate: Gate) -> None:
         """With a receipt, or with a refusal."""
-        self._unanswered.remove((tenant, self._world.gate.life))
+        self._unanswered.remove((tenant, gate))
 
-    def raised(self, tenant: int, receipt: Receipt, *, bars: bool) -> None:
-        """A receipt: from now on nothing older is used."""
+    @property
+    def waiting_for_answers(self) -> int:
+        return len(self._unanswered)
+
+    def raised(self, tenant: int, receipt: Receipt, began_s: float, *, bars: bool) -> None:
+        """A receipt: from now on nothing older is used, at no gateway."""
         world = self._world
         self.raises += 1
         world.note("acked", f"tenant {tenant} epoch {receipt.epoch} in {receipt.ms:.1f} ms")
@@ -137,12 +141,13 @@ class Checks:
         acked[tenant] = max(acked.get(tenant, 0), receipt.epoch)
         if bars:
             self._was_barred.add(tenant)
-        if bars and subject_of_tenant(tenant) in world.gate.registry.table.barred:
+        if bars and self._enabled_s.get(tenant, -1.0) < began_s:
             self._barred[tenant] = receipt.epoch  # nobody has enabled it meanwhile
         if receipt.ms > grant_ms() + ACK_SLACK_MS:
             world.violate("LIVE", f"the ack took {receipt.ms:.0f} ms")
 
     def enabling(self, tenant: int) -> None:
+        self._enabled_s[tenant] = self._world.net.time()
         self._barred.pop(tenant, None)
 
     def _must_grow(self, what: object, value: int) -> None:
@@ -150,73 +155,15 @@ class Checks:
             self._world.violate("I3b", f"{what} went back to {value} from {self._revs[what]}")
         self._revs[what] = value
 
-    def _leaves(self, call: Call, data: bytes) -> None:
-        if call.tenant in self._barred and b'"choices"' in data:
-            self._world.violate("I3", f"call {call.number} gets tokens after its revocation's ack")
-
-    # -- picks -------------------------------------------------------------------------------------
-
-    def _watch(self, gate: Gate) -> None:
-        line, picker = gate.line, gate.core.picker
-        take, ended, choose = line.pick, line.ended, picker.pick
-
-        def picked(request: InferenceRequest, tried: frozenset[Any]) -> Any:
-            self._count(request)
-            return take(request, tried)
-
-        def over(pick: Pick, end: AttemptEnd, cached_tokens: int | None) -> None:
-            if end is AttemptEnd.WORKER_FAILED:
-                self._failed[pick.ticket.decision.request_id] = None
-            ended(pick, end, cached_tokens)
-
-        def chosen(request: InferenceRequest, tried: frozenset[Any]) -> Any:
-            usable, excluded = gate.core.fleet.usable(gate.clock.boot())
-            found = choose(request, tried)
-            if inspect.isawaitable(found):
-                return self._later(found)
-            self._check_choice(found, excluded if usable else {})
-            return found
-
-        line.pick, line.ended, picker.pick = picked, over, chosen
-
-    async def _later(self, found: Awaitable[Pick]) -> Pick:
-        made = await found
-        self._check_choice(made, {})  # who may be chosen has changed since
-        return made
-
-    def _check_choice(self, pick: Pick, excluded: Mapping[WorkerId, Exclusion]) -> None:
-        """I4. `excluded` as of just before; empty where all are, and any will do."""
-        world, name = self._world, str(pick.worker)
-        self.last_pick_s = world.net.time()
-        world.seen.picked(pick)
-        if pick.worker in excluded:
-            world.violate("I4", f"{name} was chosen though {excluded[pick.worker].value}")
-        if name in self._drained:
-            world.violate("I4", f"{name} was chosen after it was drained")
-        bad, now_s = world.troubles.bad_since, world.net.time()
-        since_s = bad.get(name)
-        others = world.setting.worker_count - len(bad)
-        are_enough = 2 * others >= world.setting.worker_count
-        if since_s is not None and now_s - since_s > GONE_S and are_enough:
-            world.violate("I4", f"{name} was chosen {now_s - since_s:.1f} s after it was gone")
-
-    def _count(self, request: InferenceRequest) -> None:
-        """I12."""
-        now_s, name = self._world.net.time(), request.request_id
-        if name not in self._known:
-            self._known[name] = None
-            self._requests.append(now_s)
-        elif name in self._failed:
-            del self._failed[name]
-            self._retries.append(now_s)
-            self._check_budget(now_s)
-
-    def _check_budget(self, now_s: float) -> None:
-        retries = sum(at_s > now_s - WINDOW_S for at_s in self._retries)
-        requests = sum(at_s > now_s - 10.0 - 1.0 for at_s in self._requests)
-        floor = 10.0 * self._world.setting.retry_floor_per_s
-        if retries > BUDGET_SHARE * requests + floor:
-            self._world.violate("I12", f"{retries} retries of {requests} requests, floor {floor}")
+    def _leaves(self, caller: Caller, data: bytes) -> None:
+        call = caller.call
+        if call.tenant not in self._barred or b'"choices"' not in data:
+            return
+        gate = self._world.gates[caller.gateway]
+        if caller.chunks and self._world.setting.lets_begun_finish and gate.is_apart():
+            self._world.seen.counts["answer goes on at a gateway without a lease"] += 1
+            return  # as `control_lost` has it: what it reused was bound under the lease
+        self._world.violate("I3", f"call {call.number} gets tokens after its revocation's ack")
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -233,8 +180,8 @@ class Checks:
             world.violate("I5", f"{told} has no end")
         if made.kind == "cut" and not is_doomed and not self._was_too_slow(call):
             world.violate("I5", f"{told} was cut off without a word, status {made.status}")
-        if made.kind == "unreached" and world.gate.life == 1:
-            world.violate("I5", f"{told} could not reach the gateway")
+        if made.kind == "unreached" and not world.were_all_down(caller.began_s, caller.ended_s):
+            world.violate("I5", f"{told} could reach no gateway")
         self._check_tokens(call, made)
         if made.kind == "complete":
             self._check_whole(call, made)
@@ -272,24 +219,34 @@ class Checks:
 
     def has_healed(self) -> None:
         """LIVE: ten heartbeats after the faults."""
-        world, gate = self._world, self._world.gate
-        for tenant, life in self._unanswered:
-            if life == gate.life:
+        world = self._world
+        for tenant, gate in self._unanswered:
+            if gate is world.gates[gate.name]:
                 world.violate("LIVE", f"a revocation of tenant {tenant} was never answered")
-        boot = gate.clock.boot()
+        revs = {gate.registry.rev for gate in world.gates.values()}
+        if len(revs) > 1:
+            world.violate("LIVE", f"the gateways are at revisions {sorted(revs)}")
+        for gate in world.gates.values():
+            self._gate_has_healed(gate)
+
+    def _gate_has_healed(self, gate: Gate) -> None:
+        world, boot = self._world, gate.clock.boot()
+        if gate.gateways is not None and not gate.gateways.is_valid():
+            world.violate("LIVE", f"{gate.name} has no lease again: {gate.gateways.trouble}")
         usable, excluded = gate.core.fleet.usable(boot)
         for number in range(world.setting.worker_count):
             name = worker_name(number)
+            told = f"{name} at {gate.name}"
             state = next((state for state in usable if state.worker == name), None)
             if state is None:
                 why = next((e for w, e in excluded.items() if w == name), None)
                 if why in _TIMED:
-                    self.doubted[name] = None  # for its time: see `is_believed_again`
+                    self.doubted[gate.name, name] = None  # see `is_believed_again`
                 else:
-                    world.violate("LIVE", f"{name} is not back: {why.value if why else 'unknown'}")
+                    world.violate("LIVE", f"{told} is not back: {why.value if why else 'unknown'}")
             holder = gate.holdings.find(name)
             if holder is None or not holder.is_granted():
-                world.violate("LIVE", f"{name} has no lease again")
+                world.violate("LIVE", f"{told} has no lease again")
             life = world.lives[name]
             if not life.fence.freshness.is_valid(life.clock.boot()):
                 world.violate("LIVE", f"{name} believes no lease")
@@ -298,22 +255,25 @@ class Checks:
 
     def is_believed_again(self) -> None:
         """LIVE: strikes fade, and who was ejected for them is let in again."""
-        gate = self._world.gate
-        usable, excluded = gate.core.fleet.usable(gate.clock.boot())
-        for name in self.doubted:
+        for gateway, name in self.doubted:
+            gate = self._world.gates[gateway]
+            usable, excluded = gate.core.fleet.usable(gate.clock.boot())
             if all(state.worker != name for state in usable):
                 why = next((e.value for w, e in excluded.items() if w == name), "unknown")
                 self._world.violate("LIVE", f"{name} is not back when its doubts are over: {why}")
 
     def is_at_rest(self) -> None:
         """I9 and DIR."""
-        self._gate_at_rest(self._world.gate)
+        for gate in self._world.gates.values():
+            self._gate_at_rest(gate)
+            for life in self._world.lives.values():
+                self._directory_is_true(gate, life)
         for life in self._world.lives.values():
             self._life_at_rest(life)
-            self._directory_is_true(life)
 
     def _gate_at_rest(self, gate: Gate) -> None:
         front, world = gate.front, self._world
+        states = gate.core.fleet.states()
         left = {
             "active requests": front.counters.active_requests,
             "late picks": front.counters.late_picks,
@@ -322,16 +282,18 @@ class Checks:
             "requests by tenant": len(front._running),
             "waiting": gate.line.waiting_count,
             "tickets": len(gate.core.picker._tickets),
-            "in flight": sum(s.queue.in_flight_count for s in gate.core.fleet.states()),
+            "in flight": sum(s.queue.in_flight_count for s in states),
             "revocations": gate.revoker._running_count,
+            "ms told by other gateways": sum(s.queue._told_ms for s in states),
         }
-        if world.base_tasks and gate.life == 1:
+        base_tasks = world.base_tasks.get(gate.name)
+        if base_tasks and gate.life == 1:
             # What holders have erased is asked of them for a minute.
             open_tasks = gate.machine.open_tasks(lambda name: not name.startswith("revision "))
-            left["more tasks than before"] = max(0, open_tasks - world.base_tasks)
+            left["more tasks than before"] = max(0, open_tasks - base_tasks)
         for what, count in left.items():
             if count:
-                world.violate("I9", f"{what}: {count} are left")
+                world.violate("I9", f"{what} at {gate.name}: {count} are left")
 
     def _life_at_rest(self, life: Life) -> None:
         engine, cache, world = life.engine, life.engine.cache, self._world
@@ -351,9 +313,9 @@ class Checks:
             if count:
                 world.violate("I9", f"{what} at {life.name}: {count} are left")
 
-    def _directory_is_true(self, life: Life) -> None:
+    def _directory_is_true(self, gate: Gate, life: Life) -> None:
         """What the directory says of each call's prompt, and what the worker has of it."""
-        world, gate = self._world, self._world.gate
+        world = self._world
         worker = next((s for s in gate.core.fleet.states() if s.worker == life.name), None)
         feed = gate.feeds.get(worker.worker) if worker else None
         if worker is None or feed is None or feed.state is not FeedState.LIVE:
@@ -361,6 +323,11 @@ class Checks:
                 world.violate("LIVE", f"the feed of {life.name} is {feed and feed.state}")
             return
         asked: dict[object, None] = {}
+        served = {
+            (caller.gateway, owner_of(caller.call))
+            for caller in world.callers.values()
+            if caller.outcome.kind == "complete"
+        }
         for call in world.setting.calls:
             tokens = world.prompts.tokens(call)
             key = (call.tenant, call.wish, call.user, tokens.tobytes())
@@ -375,8 +342,11 @@ class Checks:
                 world.violate("DIR", f"{life.name} has {there} of call {call.number}, told {told}")
             stats = feed.stats
             has_gaps = stats.relearned or stats.late_replays
+            if gate.common is not None:  # of whom it knew nothing it asks again, a minute later
+                has_gaps = has_gaps or feed._residency.has_unknown_salts
             is_whole = gate.life == 1 and not has_gaps and not self.was_raised
-            if told < there and is_whole and life.number == 1:
+            is_known = (gate.name, owner_of(call)) in served  # else its blocks are of nobody
+            if told < there and is_whole and is_known and life.number == 1:
                 world.violate("DIR", f"{life.name} has {there} of call {call.number}, known {told}")
 
     def _told(self, gate: Gate, call: Call, slot: int, block_tokens: int) -> int | None:
@@ -389,6 +359,7 @@ class Checks:
             return None
         tokens = self._world.prompts.tokens(call)
         keys = gate.core.namespaces.keys(grant, tokens, block_tokens)
-        assert keys is not None
+        if keys is None:
+            return None  # it has no lease
         most = (len(tokens) - 1) // block_tokens
         return min(most, gate.core.directory.match(keys.private).resident[slot])

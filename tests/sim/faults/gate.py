@@ -19,11 +19,15 @@ import msgspec
 from faults.machines import Machine, MachineClock
 from faults.network import FaultyNet
 from faults.setting import ORG, Setting
+from faults.shared import Common, Reach
 from faults.streams import Air, Subscription
+from memory_bucket import ChainedMemory
 from victim_words import MODEL, template, tokenizer
 
 from trunkline import observe
 from trunkline.adapters.event_sources import discovered_sources
+from trunkline.adapters.nats_board import NatsBoard
+from trunkline.adapters.nats_store import NatsStore
 from trunkline.assembly import Core, Given, assemble
 from trunkline.authority import LocalHolder
 from trunkline.config import (
@@ -38,21 +42,25 @@ from trunkline.config import (
     UpstreamConfig,
 )
 from trunkline.control.book import Quota
-from trunkline.control.changes import EpochRaised, Intent, OrgAdded, SubjectEnabled, TenantAdded
+from trunkline.control.changes import Intent, OrgAdded, TenantAdded
+from trunkline.control.gateways import GatewayParts, Gateways
 from trunkline.control.holders import HolderParts
 from trunkline.control.holdings import Holdings
+from trunkline.control.load_sync import LoadSync
 from trunkline.control.membership import Membership
-from trunkline.control.memory_store import MemoryStore
+from trunkline.control.mirrored_store import MirroredStore
 from trunkline.control.parts import MemberParts
 from trunkline.control.probe import fetch, post
 from trunkline.control.receipts import Erasure, Receipt
 from trunkline.control.registry import Committed, Registry
+from trunkline.control.restored import BackupWatch
 from trunkline.control.revocation import Revoker, RevokerParts
+from trunkline.control.supervised import Supervised
 from trunkline.control.views import WorkerSpec
 from trunkline.core.actions import Action
 from trunkline.core.epochs import Subject, SubjectKind
 from trunkline.core.feed import WorkerFeed
-from trunkline.core.freshness import LeaseGrants
+from trunkline.core.freshness import LEASE_TTL_MS, RATE_MARGIN, LeaseGrants
 from trunkline.core.principals import Principal
 from trunkline.core.records import WorkerId
 from trunkline.core.repair import FeedLimits
@@ -61,9 +69,9 @@ from trunkline.gateway.contracts import ClientError, Refusal
 from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.front import Front, FrontParts, Readiness, serve_front
 from trunkline.gateway.tenancy import Tenancy
+from trunkline.ports.store import StoreDown
 from trunkline.ports.worker import Endpoint, EventSource
 
-HOST = "gateway"
 PORT = 30_000
 BLOCK_KV_BYTES = 64
 """Bytes of KV a token in the simulated engine."""
@@ -84,12 +92,23 @@ def worker_name(number: int) -> str:
     return f"w{number}"
 
 
+def gateway_names(count: int) -> list[str]:
+    return [f"g{number}" for number in range(count)] if count > 1 else ["gateway"]
+
+
+def lease_ends_s(posted_s: float) -> float:
+    """By when a gateway's lease is over whose notice was sent then, whatever its clock."""
+    return posted_s + LEASE_TTL_MS * RATE_MARGIN / 1e3
+
+
 @dataclass(slots=True)
 class Durable:
-    """What is still there when the gateway's process begins anew."""
+    """What is still there when a gateway's process begins anew."""
+
+    name: str
 
     records: list[bytes] = field(default_factory=list[bytes])
-    high_water: int = 0
+    """The registry's log, or its copy where gateways share it."""
     lives: int = 0
 
 
@@ -109,22 +128,35 @@ class _Audit:
 class Gate:
     """Make it as a part of its machine, and give `run` a task there."""
 
-    def __init__(self, setting: Setting, net: FaultyNet, air: Air, durable: Durable) -> None:
+    def __init__(
+        self, setting: Setting, net: FaultyNet, air: Air, durable: Durable, common: Common | None
+    ) -> None:
+        """`common`: the registry that it shares; None where it has its own."""
         self.setting = setting
         self.net = net
-        self.machine = Machine(HOST)
-        self.clock = MachineClock(loop=net, age_s=1e4)
+        self.name = durable.name
+        self.machine = Machine(self.name)
         durable.lives += 1
         self.life = durable.lives
-        self.store = MemoryStore(durable.records)
+        draw = random.Random(f"life {self.life} of {self.name} in {setting.seed}")
+        rate = draw.choice((1.0, draw.uniform(0.995, 1.005))) if common else 1.0
+        self.clock = MachineClock(loop=net, rate=rate, age_s=1e4)
+        self.store = ChainedMemory(durable.records)
+        """Its own, or its copy of the shared one."""
+        self.common = common
+        self.reach: Reach
+        self.gateways: Gateways | None = None
+        """This gateway among others; None where it is alone."""
         self.feeds: dict[WorkerId, WorkerFeed] = {}
         """The newest of each worker."""
         self.is_up = asyncio.Event()
+        self.on_serving: Callable[[], None] = lambda: None
         self.on_up: Callable[[], None] = lambda: None
         self.decision_count = 0
         self._air = air
         self._secrets = random.Random(f"secrets {setting.seed}").randbytes
-        self._draw = random.Random(f"draws {setting.seed} {self.life}").randbytes
+        self._whose = f"{self.name} {self.life}" if common else f"{self.life}"
+        self._draw = random.Random(f"draws {setting.seed} {self._whose}").randbytes
         self.registry: Registry
         self.core: Core
         self.tenancy: Tenancy
@@ -138,20 +170,29 @@ class Gate:
 
     async def run(self) -> None:
         """Until it is killed."""
-        self.registry = await Registry.load(self.store, self.clock)
+        await self._open_registry()
         await self._know_tenants()
         self.core = self._core()
         self.tenancy = self._tenancy()
         self.grants = LeaseGrants(self.clock.boot(), has_earlier_life=self.life > 1)
+        watch = BackupWatch(self.clock, observe.log)
         async with AsyncExitStack() as stack:
-            self.holdings = await stack.enter_async_context(Holdings(self._holder_parts()))
+            tasks = await stack.enter_async_context(Supervised())
+            self.holdings = await stack.enter_async_context(Holdings(self._holder_parts(watch)))
             here = LocalHolder(self.tenancy)
             self.revoker = await stack.enter_async_context(Revoker(self._revoker_parts(here)))
             self.registry.subscribe(self._take_in)
+            tasks.begin(watch.run(self.registry, self.revoker), "restored backups")
+            if self.gateways is not None:
+                await stack.enter_async_context(self.gateways)
+                tasks.begin(self.gateways.run(self.revoker, watch), "gateways")
             members = Membership(self._member_parts(), heartbeat_ttl_ms=3_000.0)
             self.members = await stack.enter_async_context(members)
             self.front = await serve_front(ListenConfig(port=PORT), self._front_parts())
+            self.on_serving()
             here.attach(self.front, [self.core.namespaces])
+            if self.gateways is not None:
+                self.gateways.share_load([self.core.fleet], [self.core.with_hearsay()])
             for number in range(self.setting.worker_count):
                 self.add_worker(number)
             self.on_up()
@@ -174,10 +215,54 @@ class Gate:
     async def enable(self, subject: Subject) -> None:
         await self.revoker.enable(subject, ME)
 
+    def is_apart(self) -> bool:
+        """Whether it has no lease with the registry, as far as the world knows."""
+        return self.net.time() > self.may_reuse_until_s()
+
+    def may_reuse_until_s(self) -> float:
+        """By when its last notice was sent, which is all that the world knows of its lease."""
+        if self.common is None:
+            return 1e9
+        return lease_ends_s(self.reach.posted_s)
+
     # -- its parts ---------------------------------------------------------------------------------
 
+    async def _open_registry(self) -> None:
+        """As `registry_store.py` does it; a process that cannot is begun anew until it can."""
+        if self.common is None:
+            self.registry = await Registry.load(self.store, self.clock)
+            return
+        self.reach = self.common.reach()
+        store = MirroredStore(_as_store(self.reach), self.store)
+        board = _as_board(self.reach)
+        while True:
+            try:
+                await board.join()
+                await store.sync()
+            except StoreDown:
+                if not self.store.records:
+                    await asyncio.sleep(0.5)
+                    continue
+            break
+        self.registry = await Registry.load(store, self.clock)
+        if store.is_joined:
+            store.owes_mend = False  # loading did it
+        nonce = self._draw(16).hex()
+        parts = GatewayParts(
+            load=LoadSync(nonce, self.reach, self.clock),
+            life=f"gateway/{self.name}#{nonce}",
+            nonce=nonce,
+            registry=self.registry,
+            store=store,
+            board=board,
+            clock=self.clock,
+            log=observe.log,
+            on_back=lambda: self.holdings.renew(),
+        )
+        self.gateways = Gateways(parts)
+
     async def _know_tenants(self) -> None:
-        if self.registry.rev:
+        if self.registry.rev or self.name not in ("gateway", "g0"):
             return
         await self.registry.commit(OrgAdded(org=ORG, name="org"), ME)
         for number in range(self.setting.tenant_count):
@@ -189,7 +274,7 @@ class Gate:
         table = committed.book.table
         self.tenancy.swap(table)
         self.grants.raise_floor(table.changed_rev)
-        if isinstance(committed.change, EpochRaised | SubjectEnabled):
+        if table.changed_rev == committed.rev:
             self.holdings.renew()
 
     def _quota(self, _tenant: str) -> Quota:
@@ -206,7 +291,7 @@ class Gate:
         setting = self.setting
         self._routing = RoutingConfig(
             policy=setting.policy,
-            profile="tiny",
+            profile=setting.profile,
             seed=setting.seed,
             decision_header=False,
             virtual_nodes=16,
@@ -226,10 +311,11 @@ class Gate:
         self.allowance = Allowance(self._quota, self.clock)
         made = Tenancy(
             authenticate=self._authenticate,
-            has_lease=lambda: True,
+            has_lease=self.gateways.is_valid if self.gateways else lambda: True,
             session_key=self._secrets(32),
             draw=self._draw,
             allowance=self.allowance,
+            lets_begun_finish=self.setting.lets_begun_finish,
         )
         made.swap(self.registry.table)
         made.served_model = lambda: self.core.model.name
@@ -242,15 +328,19 @@ class Gate:
         name = tenant_id(int(tenant))
         return Principal(org=ORG, tenant=name, user=user, actor=tenant, auth_method="key")
 
-    def _holder_parts(self) -> HolderParts:
-        return HolderParts(
+    def _holder_parts(self, watch: BackupWatch) -> HolderParts:
+        parts = HolderParts(
             table=lambda: self.registry.table,
             grants=self.grants,
             fetch=fetch,
             post=post,
             clock=self.clock,
             log=observe.log,
+            on_ahead=watch.tell,
         )
+        if self.gateways is not None:
+            parts.lease_left_ms = self.gateways.left_ms
+        return parts
 
     def _revoker_parts(self, here: LocalHolder) -> RevokerParts:
         return RevokerParts(
@@ -261,6 +351,7 @@ class Gate:
             audit=_Audit(),
             clock=self.clock,
             log=observe.log,
+            peers=self.gateways,
         )
 
     def _member_parts(self) -> MemberParts:
@@ -340,7 +431,7 @@ class Gate:
             models=lambda _principal: b"{}",
             readiness=lambda: Readiness(is_ready=True),
             clock=self.clock,
-            dice=random.Random(f"dice {setting.seed} {self.life}"),
+            dice=random.Random(f"dice {setting.seed} {self._whose}"),
             limits=LimitsConfig(
                 write_buffer_bytes=setting.write_buffer_bytes,
                 write_stall_ms=setting.write_stall_ms,
@@ -353,6 +444,15 @@ class Gate:
             knows_model=lambda name: name == MODEL,
             tenancy=self.tenancy,
         )
+
+
+def _as_store(reach: Reach) -> NatsStore:
+    """The real adapter, over what behaves as its bucket does."""
+    return NatsStore(reach)  # pyright: ignore[reportArgumentType] - as above
+
+
+def _as_board(reach: Reach) -> NatsBoard:
+    return NatsBoard(reach, [])  # pyright: ignore[reportArgumentType] - as above
 
 
 def _sources_in(answer: bytes, host: str) -> list[EventSource]:

@@ -8,13 +8,17 @@ here whatever the product believes. Read `checks.py` for what else is checked.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from faults.callers import Prompts
 from faults.crew import Life
+from faults.gate import tenant_id
 from faults.setting import Call, Setting
+
+from trunkline.worker.blocks import BlockState
 
 Owner = tuple[object, ...] | None
 """Whose cache; None for nobody's, as one who wants nothing kept."""
@@ -79,7 +83,7 @@ class Truth:
         asked: dict[int, tuple[array[int], Call]] = {}
         binding: dict[int, tuple[Any, Call]] = {}
         submit, admit = engine.submit, cache.admit
-        compute, fault = cache.compute, cache.fault
+        compute, fault, take = cache.compute, cache.fault, cache.places.take
 
         def submitted(prompt: array[int], *args: Any, **words: Any) -> Any:
             call = self._current[life.name]
@@ -119,6 +123,13 @@ class Truth:
                 self._note("second check refuses")
             return reason
 
+        def taken(domain: Any) -> Any:
+            block = take(domain)
+            if block.state is BlockState.READY:  # who had it loses it
+                self._check_evicted(life, block, domain.name, contents)
+            return block
+
+        cache.places.take = taken
         cache.fault = faulted
         engine.submit = submitted
         cache.admit = admitted
@@ -159,6 +170,36 @@ class Truth:
                     f"{told} is of epoch {content.epoch}, used after the ack of "
                     f"{self.acked[content.tenant]}",
                 )
+
+    def _check_evicted(
+        self, life: Life, evicted: Any, taker: str, contents: dict[int, Content]
+    ) -> None:
+        """I8: what is at or below a tenant's floor goes to no other, where anything else is idle.
+        (Where nothing is, it was promised before that tenant came.)
+        """
+        cache = life.engine.cache
+
+        def whose_is(block: Any) -> str:
+            content = contents.get(id(block))
+            if content is None or content.generation != block.generation:
+                return taker  # written in this very step
+            return tenant_id(content.tenant)
+
+        has = Counter({domain.name: domain.working for domain in cache.places.domains})
+        idle: set[str] = set()
+        for block in (block for copies in cache._resident.values() for block in copies):
+            whose = whose_is(block)
+            has[whose] += 1
+            if not block.references and block is not evicted:
+                idle.add(whose)
+        victim, floor = whose_is(evicted), self.setting.floor_blocks
+        if victim == taker or has[victim] > floor:
+            return
+        if floor:
+            self._note("what a floor protects is taken, as nothing else is there")
+        if any(whose == taker or has[whose] > floor for whose in idle):
+            told = f"a block at {life.name}#{life.number} of who had {has[victim]} of {floor}"
+            self.violate("I8", f"{told} made room for another tenant")
 
     def leading_blocks(self, life: Life, call: Call) -> int:
         """How many of a call's blocks really are resident and usable there, from the first on."""

@@ -23,6 +23,7 @@ from faults.wrongs import (
     Wrong,
     always,
     applies_behind_a_gap,
+    at_once,
     counts_one_more,
     doubles_some,
     drops_some,
@@ -45,12 +46,21 @@ from faults.wrongs import (
 )
 
 from trunkline import assembly
-from trunkline.control import health, holders, load, memory_store
+from trunkline.control import (
+    gateways,
+    health,
+    holders,
+    load,
+    load_sync,
+    memory_store,
+    mirrored_store,
+    registry,
+)
 from trunkline.control.entries import Entries
 from trunkline.core import breaker, directory, epochs, feed, fleet, freshness
 from trunkline.core.sequence import Sequence
 from trunkline.gateway import client, exchange, front, mending, picker, relay, retry, upstream
-from trunkline.worker import agent, answers, cache, engine, fence, jobs
+from trunkline.worker import agent, answers, cache, engine, fence, jobs, quota
 
 MAX_SEEDS = 40
 
@@ -67,6 +77,7 @@ class Planted:
     """Under which faults it matters; none for those that the seed draws."""
     changes: tuple[tuple[str, object], ...] = ()
     """Of the setting, where it needs one."""
+    gateways: int = 1
     first_seed: int = 0
     """Where it is looked for first: what needs much to come together is not sought from 0 on."""
 
@@ -92,7 +103,8 @@ class Caught:
 def catch(planted: Planted, max_seeds: int = MAX_SEEDS) -> Caught:
     """Run seeds until one of the named checks sees it."""
     for seed in range(planted.first_seed, planted.first_seed + max_seeds):
-        setting = replace(setting_of(seed, planted.kinds), **dict(planted.changes))
+        drawn = setting_of(seed, planted.kinds, planted.gateways)
+        setting = replace(drawn, **dict(planted.changes))
         run = played(setting, planted, lines=20)
         if any(invariant in planted.found_by for invariant, _ in run.violations):
             return Caught(planted=planted, seeds=seed + 1 - planted.first_seed, run=run)
@@ -103,6 +115,8 @@ def catch(planted: Planted, max_seeds: int = MAX_SEEDS) -> Caught:
 
 _STOPS = ("stop", "stop-many", "invalidate", "revoke")
 _ROOMY = (("requests_per_s", None), ("max_running", 256), ("room_ms", 500.0))
+_DEAR = ("profile", "fifo:20,4,20")
+"""What a prefill costs as the gateways have it."""
 _LONG = (("decode_ms", 60.0), ("requests_per_s", None))
 
 PLANTED: tuple[Planted, ...] = (
@@ -334,6 +348,61 @@ PLANTED: tuple[Planted, ...] = (
             (load.LoadReader, "is_younger", always(False)),
         ),
         kinds=("crash",),
+    ),
+    Planted(
+        name="a tenant's floor protects nothing",
+        found_by=("I8",),
+        swaps=((quota.Places, "_is_above_floor", always(True)),),
+        changes=(
+            *(("capacity_blocks", 40), ("block_tokens", 16), ("floor_blocks", 16)),
+            *(("cap_blocks", None), *_ROOMY),
+        ),
+    ),
+    Planted(
+        name="a gateway reuses after its lease with the registry",
+        found_by=("I4",),
+        swaps=((gateways.Gateways, "is_valid", always(True)),),
+        kinds=("gateway-cut",),
+        gateways=2,
+    ),
+    Planted(
+        name="a gateway lends workers more than it has",
+        found_by=("I4",),
+        swaps=((gateways.Gateways, "left_ms", always(3_000.0)),),
+        kinds=("registry-away",),
+        gateways=2,
+    ),
+    Planted(
+        name="an ack waits for no silent gateway",
+        found_by=("I3",),
+        swaps=((gateways.Gateways, "settle", at_once(None)),),
+        kinds=("gateway-cut", "revoke"),
+        gateways=2,
+        changes=(("lets_begun_finish", False), *_LONG),
+        first_seed=8,
+    ),
+    Planted(
+        name="a gateway takes in nothing that others commit",
+        found_by=("I3", "LIVE"),
+        swaps=((registry.Registry, "catch_up", at_once(None)),),
+        kinds=("gateway-cut", "revoke"),
+        gateways=2,
+        changes=_LONG,
+    ),
+    Planted(
+        name="what the servers lost is not put in again",
+        found_by=("I3b", "LIVE", "I5"),
+        swaps=((mirrored_store.MirroredStore, "_refilled", at_once(True)),),
+        kinds=("registry-old", "invalidate"),
+        gateways=2,
+    ),
+    Planted(
+        name="words of other gateways never age",
+        found_by=("I9",),
+        swaps=((load_sync, "FRESH_MS", lambda _right: 1e12),),
+        kinds=("gateway-dies",),
+        changes=(("token_ms", 4.0), _DEAR, *_ROOMY),
+        gateways=3,
     ),
     Planted(
         name="a dead attempt's connection is kept for others",

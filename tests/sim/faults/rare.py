@@ -13,6 +13,7 @@ from faults.callers import Caller
 from faults.gate import Gate
 from faults.setting import Trouble
 
+from trunkline.control import gateways
 from trunkline.control.receipts import Receipt
 from trunkline.core.breaker import BreakerState
 from trunkline.gateway.contracts import Pick
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 CATALOGUE = (
     *("crash while streaming", "crash while some wait", "stop while streaming"),
-    *("stop while some wait", "gateway dies under load", "gateway waits for a slow reader"),
+    *("stop while some wait", "gateway-dies under load", "gateway waits for a slow reader"),
     *("no worker is usable", "worker without a lease", "queue at a worker"),
     *("connection reset", "torn frame", "requests wait in line"),
     # revocations
@@ -50,6 +51,13 @@ CATALOGUE = (
     *("decision cache-hit", "decision cache-passed", "decision cold-home"),
     *("decision cold-cheapest", "decision load-only", "mode approximate"),
     *("log worker.restarted", "log worker.unreachable"),
+    # several gateways
+    *("two gateways reuse", "gateway without a lease", "sent without reuse"),
+    *("gateway-cut under load", "registry-away under load", "registry restored"),
+    *("revoke while a gateway is cut off", "invalidate while a gateway is cut off"),
+    *("ack by another gateway", "wait for another gateway", "log control.restored"),
+    *("ack without a word with the registry", "error reuse_lease_lost", "log control.out"),
+    *("another gateway says what waits", "answer goes on at a gateway without a lease"),
 )
 """What is worth reaching. Tests require a share of it of a few seeds, and `make sim-night` more.
 """
@@ -75,8 +83,12 @@ class Sightings:
         self.counts[f"log {event}"] += 1
 
     def met(self, trouble: Trouble) -> None:
-        gate, life_of = self._world.gate, self._world.lives
-        counters = gate.front.counters if gate.is_up.is_set() else None
+        life_of, world = self._world.lives, self._world
+        busy = [
+            gate.name
+            for gate in world.gates.values()
+            if gate.is_up.is_set() and gate.front.counters.active_requests
+        ]
         name = f"w{trouble.who}"
         if trouble.kind in ("crash", "stop") and name in life_of:
             engine = life_of[name].engine
@@ -84,21 +96,28 @@ class Sightings:
                 self.counts[f"{trouble.kind} while streaming"] += 1
             if engine.waiting:
                 self.counts[f"{trouble.kind} while some wait"] += 1
-        if trouble.kind in ("revoke", "invalidate") and counters and counters.active_requests:
+        if trouble.kind in ("revoke", "invalidate") and busy:
             self.counts[f"{trouble.kind} under load"] += 1
         if trouble.kind in ("revoke", "invalidate"):
             if any(life.machine.is_stopped for life in life_of.values()):
                 self.counts[f"{trouble.kind} while a worker is stopped"] += 1
             if any(life.machine.is_dead for life in life_of.values()):
                 self.counts[f"{trouble.kind} while a worker is dead"] += 1
-        if trouble.kind == "gateway-dies" and counters and counters.active_requests:
-            self.counts["gateway dies under load"] += 1
+            if world.common and any(world.common.is_cut(name) for name in world.gates):
+                self.counts[f"{trouble.kind} while a gateway is cut off"] += 1
+        if trouble.kind in ("gateway-dies", "gateway-cut", "registry-away") and busy:
+            self.counts[f"{trouble.kind} under load"] += 1
 
     def receipt(self, receipt: Receipt) -> None:
         if receipt.fenced:
             self.counts["ack by a lease's end"] += 1
         if len(receipt.acked) > 1:
             self.counts["ack by workers"] += 1
+        for told, lives in (("ack by", receipt.acked), ("wait for", receipt.fenced)):
+            if any(life.startswith("gateway/") for life in lives):
+                self.counts[f"{told} another gateway"] += 1
+        if gateways.UNSEEN in receipt.fenced:
+            self.counts["ack without a word with the registry"] += 1
         if receipt.aborted:
             self.counts["revocation aborts streams"] += 1
         if receipt.condemned_blocks:
@@ -128,15 +147,24 @@ class Sightings:
 
     def look(self) -> None:
         world = self._world
-        gate = world.gate
-        if not gate.is_up.is_set() or gate.machine.is_dead:
-            return
+        self._looks += 1
+        for gate in world.gates.values():
+            if gate.is_up.is_set() and not gate.machine.is_dead:
+                self._look_at(gate)
+        for life in world.lives.values():
+            if not life.machine.is_dead and not life.fence.freshness.is_valid(life.clock.boot()):
+                self.counts["worker without a lease"] += 1
+            if life.engine.waiting and not life.machine.is_dead:
+                self.counts["queue at a worker"] += 1
+        if any(caller.is_write_paused for caller in world.callers.values()):
+            self.counts["gateway waits for a slow reader"] += 1
+
+    def _look_at(self, gate: Gate) -> None:
         usable, excluded = gate.core.fleet.usable(gate.clock.boot())
         for reason in excluded.values():
             self.counts[f"excluded {reason.value}"] += 1
         if excluded and not usable:
             self.counts["no worker is usable"] += 1
-        self._looks += 1
         if self._looks % VIEWED_EACH == 0:
             for view in gate.members.views():
                 self.counts[f"mode {view.mode.value}"] += 1
@@ -149,18 +177,17 @@ class Sightings:
                 self.counts["live batches wait for a replay"] += 1
         if gate.line.waiting_count:
             self.counts["requests wait in line"] += 1
-        for life in world.lives.values():
-            if not life.machine.is_dead and not life.fence.freshness.is_valid(life.clock.boot()):
-                self.counts["worker without a lease"] += 1
-            if life.engine.waiting and not life.machine.is_dead:
-                self.counts["queue at a worker"] += 1
-        if any(caller.is_write_paused for caller in world.callers.values()):
-            self.counts["gateway waits for a slow reader"] += 1
+        if any(state.queue._told_ms for state in gate.core.fleet.states()):
+            self.counts["another gateway says what waits"] += 1
+        if gate.gateways is not None:
+            self.counts["gateway without a lease"] += not gate.gateways.is_valid()
+            self.counts["two gateways reuse"] += gate.gateways.others() > 0
 
     def look_back(self) -> None:
         """What counters say at the end."""
         world = self._world
-        self._gate(world.gate)
+        for gate in world.gates.values():
+            self._gate(gate)
         for life in (*world.earlier, *world.lives.values()):
             for reason, count in life.fence.refused.items():
                 self._add(f"use refused: {reason.value}", count)

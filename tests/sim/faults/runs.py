@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from faults.network import FaultyNet
@@ -83,8 +84,8 @@ def _seldom_collecting() -> Generator[None]:
         gc.set_threshold(*before)
 
 
-def run_seed(seed: int) -> Played:
-    return played(setting_of(seed))
+def run_seed(seed: int, gateways: int = 1) -> Played:
+    return played(setting_of(seed, gateways=gateways))
 
 
 # -- a smaller one ---------------------------------------------------------------------------------
@@ -129,8 +130,9 @@ def _fewer(best: Played, part: str, still: Callable[[Setting], Played | None]) -
 
 def command_of(setting: Setting) -> str:
     """What runs it again, whole or smaller."""
-    whole = setting_of(setting.seed, setting.only)
-    words = [f"--only {','.join(setting.only)}"] if setting.only else []
+    whole = setting_of(setting.seed, setting.only, setting.gateway_count)
+    words = [f"--gateways {setting.gateway_count}"] if setting.gateway_count > 1 else []
+    words += [f"--only {','.join(setting.only)}"] if setting.only else []
     for part in ("troubles", "calls"):
         wanted, all_of = getattr(setting, part), getattr(whole, part)
         if wanted != all_of:
@@ -194,19 +196,20 @@ class Tally:
         return "\n".join(lines)
 
 
-def tallied(seeds: Iterable[int], *, jobs: int = 1) -> Tally:
+def tallied(seeds: Iterable[int], *, jobs: int = 1, gateways: int = 1) -> Tally:
     tally = Tally()
-    for one in _all_of(seeds, jobs):
+    for one in _all_of(seeds, jobs, gateways):
         tally.take(one)
     return tally
 
 
-def _all_of(seeds: Iterable[int], jobs: int) -> Iterator[Played]:
+def _all_of(seeds: Iterable[int], jobs: int, gateways: int) -> Iterator[Played]:
+    run = partial(run_seed, gateways=gateways)
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=8)
+        yield from pool.map(run, seeds, chunksize=8)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -216,6 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Deterministic simulation with faults.")
     parser.add_argument("seeds", nargs="?", default="1", help="a seed, or FIRST-LAST")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--gateways", type=int, default=1, help="more than one share a registry")
     parser.add_argument("--rare", type=int, default=0, help="fail if fewer rare states came up")
     parser.add_argument("--story", action="store_true", help="tell what happened, failed or not")
     parser.add_argument("--until", type=float, default=1e9, help="no further than this second")
@@ -227,7 +231,7 @@ def main() -> int:
     seeds = range(int(first), int(last or first) + 1)
     if len(seeds) == 1:
         return _one(seeds[0], given)
-    tally = tallied(seeds, jobs=given.jobs)
+    tally = tallied(seeds, jobs=given.jobs, gateways=given.gateways)
     _say(tally.table())
     for failed in tally.failed[:3]:
         _say(explained(failed))
@@ -238,7 +242,8 @@ def main() -> int:
 
 
 def _one(seed: int, given: argparse.Namespace) -> int:
-    whole = setting_of(seed, tuple(given.only.split(",")) if given.only else ())
+    only = tuple(given.only.split(",")) if given.only else ()
+    whole = setting_of(seed, only, given.gateways)
     setting = replace(
         whole,
         troubles=_kept(whole.troubles, given.troubles),

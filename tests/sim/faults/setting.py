@@ -52,7 +52,7 @@ class Trouble:
     at_s: float
     kind: str
     who: int
-    """A worker's number, a tenant's, or neither."""
+    """A worker's number, a tenant's, or neither: then `share` says which gateway."""
     secs: float = 0.0
     share: float = 0.0
     flag: bool = False
@@ -63,11 +63,17 @@ class Setting:
     """The drawn configuration of one run."""
 
     seed: int
+    gateway_count: int
+    """One has a registry of its own; several share theirs. Not drawn: a seed is a run with each."""
+    lets_begun_finish: bool
+    """Answers that have begun go on at a gateway that is cut off from the registry."""
     worker_count: int
     tenant_count: int
     block_tokens: int
     capacity_blocks: int
     policy: str
+    profile: str
+    """What the gateways take workers for."""
     fixed_ms: float
     token_ms: float
     decode_ms: float
@@ -108,19 +114,18 @@ class Setting:
         return f"{words} kinds={','.join(self.kinds)} {counts}"
 
 
-def setting_of(seed: int, only: tuple[str, ...] = ()) -> Setting:
+def setting_of(seed: int, only: tuple[str, ...] = (), gateways: int = 1) -> Setting:
     """The setting of a seed; with `only` these fault kinds, where one is looked for."""
-    draw = random.Random(f"setting {seed} {only}" if only else f"setting {seed}")
+    name = f"setting {seed} {only}" if only else f"setting {seed}"
+    draw = random.Random(name if gateways == 1 else f"{name} of {gateways} gateways")
+    more = random.Random(f"gateways {seed}")
     worker_count = draw.choice((2, 2, 3, 3, 4, 4, 5, 6, 8))
     tenant_count = draw.randint(1, 4)
     block_tokens = draw.choice((16, 16, 32))
     capacity_blocks = draw.choice((40, 64, 256)) * 16 // block_tokens
     floor_blocks = draw.choice((0, 0, capacity_blocks // 8))
-    kinds = tuple(
-        sorted(draw.sample(sorted(KINDS), draw.randint(2, min(7, len(KINDS)))))
-        if draw.random() < 0.95
-        else ()
-    )
+    possible = sorted(KINDS if gateways > 1 else KINDS.keys() - OF_SEVERAL)
+    kinds = tuple(sorted(draw.sample(possible, draw.randint(2, 7))) if draw.random() < 0.95 else ())
     kinds = only or kinds
     troubles = [
         made
@@ -128,13 +133,18 @@ def setting_of(seed: int, only: tuple[str, ...] = ()) -> Setting:
         for _ in range(draw.randint(1, 3))
         for made in KINDS[kind](draw, worker_count, tenant_count)
     ]
+    if gateways > 1:
+        troubles = [_placed(trouble, more) for trouble in troubles]
     return Setting(
         seed=seed,
+        gateway_count=gateways,
+        lets_begun_finish=more.random() < 0.5,
         worker_count=worker_count,
         tenant_count=tenant_count,
         block_tokens=block_tokens,
         capacity_blocks=capacity_blocks,
         policy=draw.choice((*sorted(POLICIES), "cache_aware", "cache_aware", "cache_aware")),
+        profile="tiny",
         fixed_ms=draw.choice((1.0, 5.0, 20.0)),
         token_ms=draw.choice((0.05, 0.2, 0.5)),
         decode_ms=draw.choice((5.0, 20.0, 60.0)),
@@ -203,6 +213,14 @@ def _again(call: Call, **changes: float) -> Call:
     return replace(call, **changes)
 
 
+def _placed(trouble: Trouble, draw: random.Random) -> Trouble:
+    """What is done at a gateway is done at one of several."""
+    if trouble.who >= 0 and trouble.kind not in ("revoke", "invalidate"):
+        return trouble
+    is_one_way = draw.random() < 0.5
+    return replace(trouble, share=draw.random(), flag=trouble.flag or is_one_way)
+
+
 # -- fault kinds -----------------------------------------------------------------------------------
 
 Plan = Callable[[random.Random, int, int], list[Trouble]]
@@ -269,10 +287,11 @@ def _at_a_tenant(kind: str) -> Plan:
     return plan
 
 
-def _once(kind: str) -> Plan:
+def _at_a_gateway(kind: str, *, is_short: bool = False) -> Plan:
     def plan(draw: random.Random, _workers: int, _tenants: int) -> list[Trouble]:
         at_s = _when(draw)
-        return [Trouble(at_s=at_s, kind=kind, who=-1, secs=_left(at_s, draw.uniform(0.05, 1.0)))]
+        secs = draw.uniform(0.05, 1.0) if is_short else draw.uniform(0.3, 6.0)
+        return [Trouble(at_s=at_s, kind=kind, who=-1, secs=_left(at_s, secs))]
 
     return plan
 
@@ -300,7 +319,14 @@ KINDS: dict[str, Plan] = {
     "drain": _at_a_worker("drain"),
     "revoke": _at_a_tenant("revoke"),
     "invalidate": _at_a_tenant("invalidate"),
-    "store-down": _once("store-down"),
-    "gateway-dies": _once("gateway-dies"),
+    "store-down": _at_a_gateway("store-down", is_short=True),
+    "gateway-dies": _at_a_gateway("gateway-dies", is_short=True),
+    "gateway-cut": _at_a_gateway("gateway-cut"),
+    "registry-away": _at_a_gateway("registry-away"),
+    "registry-old": _at_a_gateway("registry-old"),
 }
-"""Name -> what it plans. `flag` is a variant: a crash without a word, a reset in mid-frame."""
+"""Name -> what it plans. `flag` is a variant: a crash without a word, a reset in mid-frame, a cut
+of one direction. `share` says which gateway.
+"""
+OF_SEVERAL = frozenset(("gateway-cut", "registry-away", "registry-old"))
+"""What only gateways that share a registry can meet."""

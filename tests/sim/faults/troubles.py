@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from faults.gate import HOST, subject_of_tenant, worker_name
+from faults.gate import Gate, subject_of_tenant, worker_name
 from faults.setting import FAULTS_S, WARM_S, Trouble
+from memory_bucket import snapshot
 
 from trunkline.errors import GatewayError
 
@@ -24,9 +25,18 @@ class Troubles:
     def __init__(self, world: World) -> None:
         self._world = world
         self.is_over = False
-        self.bad_since: dict[str, float] = {}
-        """Workers that cannot serve, by the world's own knowledge, and since when."""
-        self.drained: dict[str, None] = {}
+        self._bad_since: dict[tuple[str, str], float] = {}
+        """(gateway, or empty for all; worker): who cannot serve, by the world's own knowledge, and
+        since when.
+        """
+
+    def bad_for(self, gateway: str) -> dict[str, float]:
+        """Workers that cannot serve this gateway, and since when."""
+        found: dict[str, float] = {}
+        for (whose, worker), since_s in self._bad_since.items():
+            if whose in ("", gateway):
+                found[worker] = min(since_s, found.get(worker, since_s))
+        return found
 
     async def meet(self, trouble: Trouble) -> None:
         await asyncio.sleep(trouble.at_s)
@@ -51,9 +61,10 @@ class Troubles:
             elif life.machine.is_stopped:
                 self._resume(life)
             life.switches.refuses = life.switches.hangs = False
-        for name in self.drained:
-            world.gate.machine.run(self._take_in_again, name)
-        self.bad_since.clear()
+        for gateway, worker in list(world.checks.drained):
+            gate = world.gates[gateway]
+            gate.machine.run(self._take_in_again, gate, worker)
+        self._bad_since.clear()
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -75,7 +86,7 @@ class Troubles:
             if pipe.far.machine is self._life(number).machine:
                 pipe.break_off(ConnectionResetError("its machine began anew"))
         world.start_worker(number)
-        self.bad_since.pop(name, None)
+        self._bad_since.pop(("", name), None)
 
     async def _stop(self, trouble: Trouble) -> None:
         life = self._life(trouble.who)
@@ -89,7 +100,7 @@ class Troubles:
     def _resume(self, life: Life) -> None:
         if life.machine.is_stopped and not life.machine.is_dead:
             self._world.net.resume_machine(life.machine)
-            self.bad_since.pop(life.name, None)
+            self._bad_since.pop(("", life.name), None)
 
     async def _slow(self, trouble: Trouble) -> None:
         life = self._life(trouble.who)
@@ -125,19 +136,19 @@ class Troubles:
             block.kv = spoilt
 
     async def _drain(self, trouble: Trouble) -> None:
-        name = worker_name(trouble.who)
-        gate = self._world.gate
-        if self._is_gate_up() and len(self.drained) + 1 < self._world.setting.worker_count:
-            self.drained[name] = None
-            gate.machine.run(gate.members.drain, name)
-            self._world.checks.drained(name)
+        """By an operator, at each gateway."""
+        world, name = self._world, worker_name(trouble.who)
+        for gate in self._gates_up():
+            drained = sum(gateway == gate.name for gateway, _ in world.checks.drained)
+            if drained + 1 < world.setting.worker_count:
+                gate.machine.run(gate.members.drain, name)
+                world.checks.drained[gate.name, name] = None
 
-    def _take_in_again(self, name: str) -> None:
+    def _take_in_again(self, gate: Gate, name: str) -> None:
         """On the gateway's machine."""
-        gate = self._world.gate
         gate.members.remove(name)
         gate.add_worker(int(name[1:]))
-        self._world.checks.taken_in(name)
+        self._world.checks.drained.pop((gate.name, name), None)
 
     # -- ways --------------------------------------------------------------------------------------
 
@@ -151,17 +162,22 @@ class Troubles:
         self._cut(trouble, to=True, back=True)
 
     def _cut(self, trouble: Trouble, *, to: bool, back: bool) -> None:
+        """Between a worker and all gateways, or one."""
         net, name = self._world.net, worker_name(trouble.who)
-        if to:
-            net.cut(HOST, name, trouble.secs)
-        if back:
-            net.cut(name, HOST, trouble.secs)
-        self._is_bad(trouble.who)
-        net.call_later(trouble.secs, self.bad_since.pop, name, None)
+        for gateway in self._gateways_of(trouble):
+            if to:
+                net.cut(gateway, name, trouble.secs)
+            if back:
+                net.cut(name, gateway, trouble.secs)
+            key = gateway, name
+            self._bad_since.setdefault(key, net.time())
+            net.call_later(trouble.secs, self._bad_since.pop, key, None)
 
     async def _lag(self, trouble: Trouble) -> None:
         ground, name = self._world.net.ground, worker_name(trouble.who)
-        ways = [ground.way(HOST, name), ground.way(name, HOST)]
+        gateways = self._gateways_of(trouble)
+        ways = [ground.way(gateway, name) for gateway in gateways]
+        ways += [ground.way(name, gateway) for gateway in gateways]
         for way in ways:
             way.latency_s += 0.5 * trouble.share
             way.jitter_s += trouble.share
@@ -173,10 +189,15 @@ class Troubles:
 
     async def _reset(self, trouble: Trouble) -> None:
         """Of the connections to a worker, some break; torn: in the middle of what is sent."""
-        net, name = self._world.net, worker_name(trouble.who)
-        for pipe in [pipe for pipe in net.ground.pipes if pipe.host == HOST]:
+        world, name = self._world, worker_name(trouble.who)
+        for pipe in [pipe for pipe in world.net.ground.pipes if pipe.host in world.gates]:
             if pipe.peer is not None and pipe.far.host == name:
-                net.reset(pipe, is_torn=trouble.flag)
+                world.net.reset(pipe, is_torn=trouble.flag)
+
+    def _gateways_of(self, trouble: Trouble) -> list[str]:
+        """All of them, or one."""
+        names = list(self._world.gates)
+        return names if trouble.share < 0.5 else [names[trouble.who % len(names)]]
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -220,22 +241,23 @@ class Troubles:
         await self._raise(trouble, bars=False)
 
     async def _raise(self, trouble: Trouble, *, bars: bool) -> None:
-        """By an operator at the gateway of that moment."""
-        world, gate, tenant = self._world, self._world.gate, trouble.who
-        if not self._is_gate_up():
+        """By an operator at one of the gateways."""
+        world, tenant = self._world, trouble.who
+        gate = self._gate_of(trouble)
+        if gate is None:
             return
 
         async def order() -> None:
-            subject = subject_of_tenant(tenant)
-            world.checks.raising(tenant)
+            subject, began_s = subject_of_tenant(tenant), world.net.time()
+            world.checks.raising(tenant, gate)
             try:
                 receipt = await gate.raise_epoch(subject, bars=bars)
             except GatewayError as error:
                 world.note("refused", repr(error))
-                world.checks.answered(tenant)
+                world.checks.answered(tenant, gate)
                 return
-            world.checks.answered(tenant)
-            world.checks.raised(tenant, receipt, bars=bars)
+            world.checks.answered(tenant, gate)
+            world.checks.raised(tenant, receipt, began_s, bars=bars)
             if bars:
                 await asyncio.sleep(trouble.secs)
                 world.checks.enabling(tenant)
@@ -247,19 +269,55 @@ class Troubles:
         gate.machine.run(world.net.create_task, order())
 
     async def _store_down(self, trouble: Trouble) -> None:
-        store = self._world.gate.store
-        store.is_down = True
-        await asyncio.sleep(trouble.secs)
-        store.is_down = False
+        """The registry of a gateway that has its own; else its copy."""
+        gate = self._gate_of(trouble)
+        if gate is not None:
+            gate.store.is_down = True
+            await asyncio.sleep(trouble.secs)
+            gate.store.is_down = False
+
+    # -- gateways, and what they share -------------------------------------------------------------
 
     async def _gateway_dies(self, trouble: Trouble) -> None:
-        world = self._world
-        if not self._is_gate_up():
+        world, gate = self._world, self._gate_of(trouble)
+        if gate is not None:
+            world.kill_gate(gate)
+            await asyncio.sleep(min(trouble.secs, 1.0))
+            world.restart_gate(gate.name)
+
+    async def _gateway_cut(self, trouble: Trouble) -> None:
+        """From the registry."""
+        common = self._world.common
+        if common is not None:
+            common.cut(self._name_of(trouble), trouble.secs, is_one_way=trouble.flag)
+
+    async def _registry_away(self, trouble: Trouble) -> None:
+        common = self._world.common
+        if common is None:
             return
-        self.drained.clear()
-        world.kill_gate()
-        await asyncio.sleep(min(trouble.secs, 1.0))
-        world.restart_gate()
+        for name in self._world.gates:
+            common.cut(name, trouble.secs, is_one_way=trouble.flag)
+
+    async def _registry_old(self, trouble: Trouble) -> None:
+        """Its servers get an older state of their data back, while each gateway has all there was:
+        what nobody has is lost for good, and no simulation knows what should come of it.
+        """
+        world, common = self._world, self._world.common
+        if common is None:
+            return
+        older = snapshot(common.bucket)
+        await asyncio.sleep(trouble.secs)
+        gates, head = world.gates.values(), common.head()
+        if (
+            len(self._gates_up()) == len(gates)
+            and not any(common.is_cut(gate.name) or gate.store.is_down for gate in gates)
+            and all(len(gate.store.records) == gate.registry.rev == head for gate in gates)
+            and not world.checks.waiting_for_answers
+        ):
+            world.note("restored", f"to place {older.last_seq} of {common.bucket.last_seq}")
+            world.seen.counts["registry restored"] += 1
+            common.bucket.restore(older)
+            world.checks.was_raised.add(-1)  # the fleet's epoch will be
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -267,10 +325,19 @@ class Troubles:
         return self._world.lives[worker_name(number)]
 
     def _is_bad(self, number: int) -> None:
-        name = worker_name(number)
-        self.bad_since.setdefault(name, self._world.net.time())
+        self._bad_since.setdefault(("", worker_name(number)), self._world.net.time())
 
-    def _is_gate_up(self) -> bool:
-        gate = self._world.gate
-        is_late = self._world.net.time() >= WARM_S + FAULTS_S
-        return gate.is_up.is_set() and not gate.machine.is_dead and not is_late
+    def _gate_of(self, trouble: Trouble) -> Gate | None:
+        """Which gateway it is about; None where that is not up, or it is too late."""
+        name = self._name_of(trouble)
+        return next((gate for gate in self._gates_up() if gate.name == name), None)
+
+    def _name_of(self, trouble: Trouble) -> str:
+        names = list(self._world.gates)
+        return names[int(trouble.share * len(names))]
+
+    def _gates_up(self) -> list[Gate]:
+        if self._world.net.time() >= WARM_S + FAULTS_S:
+            return []
+        gates = self._world.gates.values()
+        return [gate for gate in gates if gate.is_up.is_set() and not gate.machine.is_dead]

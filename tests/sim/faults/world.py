@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import zlib
 from collections import Counter, deque
@@ -24,11 +25,12 @@ from typing import Any
 from faults.callers import Caller, Prompts, outcome_of
 from faults.checks import Checks
 from faults.crew import Life
-from faults.gate import Durable, Gate, subject_of_tenant, worker_name
+from faults.gate import Durable, Gate, gateway_names, subject_of_tenant, worker_name
 from faults.ground_truth import Truth
 from faults.network import FaultyNet, FaultyPipe
 from faults.rare import Sightings
 from faults.setting import FAULTS_S, HEAL_S, REST_S, WARM_S, Call, Setting
+from faults.shared import SERVERS, Common
 from faults.streams import Air
 from faults.troubles import Troubles
 from prometheus_client import disable_created_metrics, enable_created_metrics
@@ -61,18 +63,25 @@ class World:
         self.events = 0
         self._digest = hashlib.blake2b(digest_size=16)
         self.air = Air(net, setting.seed)
-        self.durable = Durable()
+        self.common = Common(net, setting.seed) if setting.gateway_count > 1 else None
+        """The registry that gateways share."""
         self.prompts = Prompts(setting.seed)
         self.truth = Truth(setting, self.prompts, self.violate, self.epoch_of)
         self.seen = Sightings(self)
         self.checks = Checks(self)
         self.troubles = Troubles(self)
-        self.gate = self._new_gate()
+        self.durables = [Durable(name) for name in gateway_names(setting.gateway_count)]
+        self.gates = {durable.name: self._new_gate(durable) for durable in self.durables}
+        """The newest life of each."""
+        self._down: dict[str, list[tuple[float, float]]] = {name: [] for name in self.gates}
+        """From when to when each took no calls."""
+        self._epochs: Counter[int] = Counter()
         self.lives: dict[str, Life] = {}
         self.earlier: list[Life] = []
         self.life_counts: Counter[str] = Counter()
         self.callers: dict[int, Caller] = {}
-        self.base_tasks = 0
+        self.base_tasks: dict[str, int] = {}
+        """By gateway, when all is well."""
         self.is_over = False
         self.transcript: list[str] | None = None
         """All that is in the digest, where somebody wants to compare."""
@@ -101,8 +110,13 @@ class World:
         self._tasks.append(self.net.create_task(work))
 
     def epoch_of(self, tenant: int) -> int:
-        """As committed, whoever knows of it."""
-        return self.gate.registry.table.epochs.get(subject_of_tenant(tenant), 0)
+        """As committed, as soon as any gateway knows of it, for ever."""
+        subject = subject_of_tenant(tenant)
+        for gate in self.gates.values():
+            if hasattr(gate, "registry"):
+                known = gate.registry.table.epochs.get(subject, 0)
+                self._epochs[tenant] = max(self._epochs[tenant], known)
+        return self._epochs[tenant]
 
     # -- machines ----------------------------------------------------------------------------------
 
@@ -131,22 +145,36 @@ class World:
         self.note("dies", f"{name} {'silently' if is_silent else ''}")
         self.net.die(self.lives[name].machine, is_silent=is_silent)
 
-    def start_gate(self) -> None:
-        machine = self.gate.machine
-        self.checks.watch(self.gate)
-        machine.run(self.net.create_task, self.gate.run())
+    def start_gate(self, gate: Gate) -> None:
+        began_s = self.net.time()
+        gate.on_serving = lambda: self._down[gate.name].append((began_s, self.net.time()))
+        self.checks.watch(gate)
+        gate.machine.run(self.net.create_task, gate.run())
 
-    def kill_gate(self) -> None:
-        self.note("dies", "gateway")
-        self.checks.gate_dies()
-        self.net.die(self.gate.machine)
+    def kill_gate(self, gate: Gate) -> None:
+        self.note("dies", gate.name)
+        for tenant in range(self.setting.tenant_count):
+            self.epoch_of(tenant)  # nobody else may know it yet
+        self.checks.gate_dies(gate)
+        self._down[gate.name].append((self.net.time(), self.net.time() + 1e9))
+        self.net.die(gate.machine)
 
-    def restart_gate(self) -> None:
-        self.gate = self._new_gate()
-        self.start_gate()
+    def restart_gate(self, name: str) -> None:
+        durable = next(each for each in self.durables if each.name == name)
+        died_s, _ = self._down[name].pop()
+        self._down[name].append((died_s, self.net.time()))
+        self.gates[name] = self._new_gate(durable)
+        self.start_gate(self.gates[name])
 
-    def _new_gate(self) -> Gate:
-        return Gate(self.setting, self.net, self.air, self.durable)
+    def were_all_down(self, since_s: float, until_s: float) -> bool:
+        """Whether each gateway took no calls at some time in between."""
+        return all(
+            any(since_s <= to_s and from_s <= until_s for from_s, to_s in self._down[name])
+            for name in self.gates
+        )
+
+    def _new_gate(self, durable: Durable) -> Gate:
+        return Gate(self.setting, self.net, self.air, durable, self.common)
 
     # -- the run -----------------------------------------------------------------------------------
 
@@ -155,15 +183,20 @@ class World:
         net.on_arrival = self._note_arrival
         for number in range(setting.worker_count):
             self.start_worker(number)
-        self._set_ways()
-        self.start_gate()
+        if self.common is None:
+            self._set_ways()
+        for gate in self.gates.values():
+            self.start_gate(gate)
         self.begin(self._tick())
         for trouble in setting.troubles:
             self.begin(self.troubles.meet(trouble))
         for call in setting.calls:
             self.begin(self._call(call))
         await self._until(SETTLED_S)
-        self.base_tasks = self.gate.machine.open_tasks(lambda _name: True)
+        for gate in self.gates.values():
+            self.base_tasks[gate.name] = gate.machine.open_tasks(lambda _name: True)
+        if self.common is not None:  # they have become a fleet on a quick network
+            self._set_ways()
         await self._until(WARM_S + FAULTS_S)
         self.troubles.heal()
         await self._until(WARM_S + FAULTS_S + HEAL_S - STEP_S)
@@ -214,7 +247,10 @@ class World:
 
     async def _call(self, call: Call) -> None:
         await asyncio.sleep(call.at_s)
-        caller = self.callers[call.number] = Caller(self.net, call)
+        names = list(self.gates)
+        first = call.number % len(names)
+        caller = Caller(self.net, call, (*names[first:], *names[:first]))
+        self.callers[call.number] = caller
         self.checks.begins(caller)
         await caller.ask(self.prompts.body(call))
         self.note("over", f"call {call.number} {len(caller.raw)} {zlib.crc32(caller.raw):08x}")
@@ -223,8 +259,9 @@ class World:
         """As on an ordinary day; `Troubles.heal` brings them back to it."""
         setting = self.setting
         hosts = [worker_name(number) for number in range(setting.worker_count)]
-        for host in hosts:
-            for source, target in ((host, "gateway"), ("gateway", host)):
+        hosts += [SERVERS] if self.common is not None else []
+        for host, gateway in itertools.product(hosts, self.gates):
+            for source, target in ((host, gateway), (gateway, host)):
                 way = self.net.ground.way(source, target)
                 way.latency_s, way.jitter_s = setting.latency_s, setting.jitter_s
 

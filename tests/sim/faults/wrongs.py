@@ -20,6 +20,18 @@ def always(value: Wrong) -> Callable[[Wrong], Wrong]:
     return lambda _right: lambda *_args, **_words: value
 
 
+def at_once(value: Wrong) -> Callable[[Wrong], Wrong]:
+    """Of what is awaited."""
+
+    def wrong(_right: Wrong) -> Wrong:
+        async def do(*_args: Any, **_words: Any) -> Any:
+            return value
+
+        return do
+
+    return wrong
+
+
 def nothing(_right: Wrong) -> Wrong:
     return lambda *_args, **_words: None
 
