@@ -129,7 +129,7 @@ def test_a_killed_process_is_started_again_and_no_new_request_fails(started: Pro
 
     signal_to(before[1], signal.SIGKILL)
     asked = 0
-    while gateway.metric("processes_serving") < 2 or gateway.metric("process_restarts_total") < 1:
+    while gateway.metric("process_restarts_total") < 1 or gateway.metric("processes_serving") < 2:
         assert asked_anew(gateway, {"prompt": f"p{asked}", "max_tokens": 1}).status_code == 200
         asked += 1
     for number in range(TRIES):
