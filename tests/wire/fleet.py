@@ -166,6 +166,8 @@ class Processes:
             flags = (*flags, "--disable-self-test")  # most tests count what workers are sent
         if "--no-disable-gray-detection" not in flags:
             flags = (*flags, "--disable-gray-detection")  # a loaded machine is silent at times
+        if "--queue-target-ms" not in flags:
+            flags = (*flags, "--queue-target-ms", "0")  # and sheds
         if not {"--api-key", "--auth", "--state-dir"} & set(flags):
             flags = (*flags, "--auth", "off")
         named = ("--worker-urls", *urls) if urls else ()
