@@ -8,7 +8,7 @@ was predicted of them are a channel between tenants. Read `admin.py` for who ask
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ class Receipts:
         self._kept = kept
         self._is_told = is_told
         self._key = key
-        self._attempts: OrderedDict[str, deque[Receipt]] = OrderedDict()
+        self._attempts: OrderedDict[str, list[Receipt]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -70,11 +70,8 @@ class Receipts:
     def add(self, decision: Decision, at: WallTime) -> None:
         if not self._kept:
             return
-        attempts = self._attempts.pop(decision.request_id, None)
-        if attempts is None:
-            attempts = deque[Receipt](maxlen=MAX_ATTEMPTS)
-        attempts.append(Receipt(decision=decision, at=at))
-        self._attempts[decision.request_id] = attempts
+        before = self._attempts.pop(decision.request_id, [])[1 - MAX_ATTEMPTS :]
+        self._attempts[decision.request_id] = [*before, Receipt(decision=decision, at=at)]
         if len(self._attempts) > self._kept:
             self._attempts.popitem(last=False)
 
