@@ -27,6 +27,9 @@ from faults.rare import CATALOGUE
 from faults.setting import Setting, setting_of
 from faults.world import World, heard
 
+from trunkline.adapters.clock import SystemClock
+from trunkline.replay.progress import Progress
+
 SHRINK_RUNS = 120
 COLLECTED_EACH = 200_000
 """Objects made."""
@@ -196,10 +199,17 @@ class Tally:
         return "\n".join(lines)
 
 
-def tallied(seeds: Iterable[int], *, jobs: int = 1, gateways: int = 1) -> Tally:
+def tallied(
+    seeds: Iterable[int],
+    *,
+    jobs: int = 1,
+    gateways: int = 1,
+    on_run: Callable[[], None] = lambda: None,
+) -> Tally:
     tally = Tally()
     for one in _all_of(seeds, jobs, gateways):
         tally.take(one)
+        on_run()
     return tally
 
 
@@ -231,7 +241,9 @@ def main() -> int:
     seeds = range(int(first), int(last or first) + 1)
     if len(seeds) == 1:
         return _one(seeds[0], given)
-    tally = tallied(seeds, jobs=given.jobs, gateways=given.gateways)
+    progress = Progress(sys.stderr, len(seeds), "seeds", SystemClock())
+    tally = tallied(seeds, jobs=given.jobs, gateways=given.gateways, on_run=progress.step)
+    progress.end()
     _say(tally.table())
     for failed in tally.failed[:3]:
         _say(explained(failed))
