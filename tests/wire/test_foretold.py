@@ -40,6 +40,12 @@ def is_known(gateway: Tenants, caller: Caller) -> bool:
     return models.status_code == 200
 
 
+def wait_heard_out(gateway: Tenants, worker: str) -> None:
+    """Until no word says any more that something waits there: it would cost more than it saves."""
+    name = "worker_queue_seconds"
+    until(lambda: gateway.gateway.metric(name, worker=worker) == 0.0, f"{worker} is idle")
+
+
 def is_blind(answer: Answer) -> bool:
     """A lease of the gateway had run out, as on a loaded machine it may: nothing was looked up."""
     assert answer.status == 200, answer.response.text
@@ -63,6 +69,7 @@ def test_of_workers_without_events_a_gateway_follows_what_another_one_chose(
             return False
         assert first.predicted == 0
         until(lambda: taken(other) >= before + first.prompt_tokens // 16, "it is told")
+        wait_heard_out(other, first.worker)
         second = there.answer(prompt)
         if is_blind(second):
             return False
@@ -92,6 +99,7 @@ def test_a_tenant_whom_a_gateway_meets_for_the_first_time_is_followed_there_too(
         if is_blind(first) or is_blind(bob.answer(text_of(40, number))):
             return False
         until(lambda: taken(other) > before, "what was told later is there, and so is the first")
+        wait_heard_out(other, first.worker)
         second = fleet.at("other", ann).answer(prompt)
         if is_blind(second):
             return False
