@@ -60,9 +60,6 @@ class BeatClock:
     def wall(self) -> WallTime:
         return WallTime(self.ms)
 
-    async def sleep_until(self, deadline: Instant) -> None:
-        raise NotImplementedError
-
 
 class Gateway:
     """As much of one as tells and hears."""

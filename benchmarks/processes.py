@@ -20,6 +20,7 @@ import os
 import random
 import statistics
 import sys
+from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ def message(first: bytes, body: bytes) -> bytes:
     return first + head + body
 
 
-class Whole(asyncio.Protocol):
+class Whole(asyncio.Protocol, ABC):
     """Messages with a length, taken whole."""
 
     def __init__(self) -> None:
@@ -67,8 +68,9 @@ class Whole(asyncio.Protocol):
             del self._data[:size]
             self.took(head)
 
+    @abstractmethod
     def took(self, head: bytes) -> None:
-        raise NotImplementedError
+        """A whole message with this head, in lower case."""
 
 
 class Worker(Whole):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -96,9 +97,15 @@ def test_words_that_nobody_reads_or_that_are_too_large_are_lost_and_hold_up_nobo
         ear, mouth = wire_pair()
         deaf, to_deaf = wire_pair()
         wire = ProcessWire(ear, [to_deaf])
-        for _ in range(10_000):
-            await wire.send(b"x" * 1_000)
+        for number in range(10_000):
+            await wire.send(b"%d" % number)
         await wire.send(b"x" * (MAX_WORD_BYTES * 64))
+        kept: list[bytes] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                kept.append(deaf.recv(MAX_WORD_BYTES))
+        assert kept == [b"%d" % number for number in range(len(kept))]
+        assert 0 < len(kept) < 10_000, "the oldest wait for who reads, the others are lost"
         for one in (ear, mouth, deaf, to_deaf):
             one.close()
         await wire.send(b"to nobody")
