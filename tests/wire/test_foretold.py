@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from fleet import Answer, Processes, at_once, processes, text_of, until
+from several import Fleet
 from tenants import Caller, Tenants
-from test_two_gateways import Fleet
 
 from nats_desk import NatsServer, nats_server
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from fleet import Processes, processes, text_of, until
+from several import Fleet, cached
 from tenants import Tenants
-from test_two_gateways import Fleet, cached
 
 from nats_desk import NatsServer, nats_server
 
