@@ -90,31 +90,16 @@ def name(chain: int, depth: int) -> int:
     return 1_000 + 10 * chain + depth
 
 
-class FeedMachine(RuleBasedStateMachine):
-    feed_class: type[WorkerFeed] = WorkerFeed
+class EngineMachine(RuleBasedStateMachine):
+    """What an engine does to its blocks; who hears of it is for the machine to say."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = Instant(0.0)
         self.engine = Engine()
-        self.directory = Directory(max_blocks=10_000)
-        self.directory.admit_namespace(NAMESPACE)
-        self.directory.join(WORKER, block_tokens=2)
-        limits = FeedLimits(max_buffered_batches=16, max_parked_runs=8, replay_timeout_ms=500.0)
-        self.feed = self.feed_class(WORKER, self.directory, limits=limits)
-        # What is under way: batches of the live stream, and "reconnected" where a life began.
-        self.wire: deque[EventBatch | None] = deque()
-        self.asked: RequestReplay | None = None
-        self.answer: deque[EventBatch | None] | None = None
-        self.is_lossy = False
-        self.do(self.feed.joined(self.now))
 
-    def do(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, RequestReplay):
-                self.asked, self.answer = action, None
-
-    # -- the engine --------------------------------------------------------------------------------
+    def send(self, *events: CacheEvent) -> None:
+        """To whoever listens."""
+        raise AssertionError(f"nobody hears of {events}")
 
     @rule(
         chain=st.integers(0, CHAINS - 1),
@@ -135,6 +120,32 @@ class FeedMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.send(self.engine.clear())
+
+
+class FeedMachine(EngineMachine):
+    feed_class: type[WorkerFeed] = WorkerFeed
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = Instant(0.0)
+        self.directory = Directory(max_blocks=10_000)
+        self.directory.admit_namespace(NAMESPACE)
+        self.directory.join(WORKER, block_tokens=2)
+        limits = FeedLimits(max_buffered_batches=16, max_parked_runs=8, replay_timeout_ms=500.0)
+        self.feed = self.feed_class(WORKER, self.directory, limits=limits)
+        # What is under way: batches of the live stream, and "reconnected" where a life began.
+        self.wire: deque[EventBatch | None] = deque()
+        self.asked: RequestReplay | None = None
+        self.answer: deque[EventBatch | None] | None = None
+        self.is_lossy = False
+        self.do(self.feed.joined(self.now))
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, RequestReplay):
+                self.asked, self.answer = action, None
+
+    # -- the engine --------------------------------------------------------------------------------
 
     @rule()
     def restart(self) -> None:

@@ -16,14 +16,14 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, rule
 from test_feed_machine import (
     CHAINS,
     DEPTH,
     NAMESPACE,
     WORKER,
     Engine,
-    name,
+    EngineMachine,
     true_keys,
 )
 
@@ -90,36 +90,15 @@ def _nothing() -> Generator[None, None, None]:
     yield from ()
 
 
-class HandoverMachine(RuleBasedStateMachine):
+class HandoverMachine(EngineMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = Instant(0.0)
-        self.engine = Engine()
         self.ears = [Ear(self.engine, self.now, can_replay=True) for _ in range(2)]
         self.steps = _nothing()
         self.handover_count = 0
 
     # -- the engine --------------------------------------------------------------------------------
-
-    @rule(
-        chain=st.integers(0, CHAINS - 1),
-        first=st.integers(0, DEPTH - 1),
-        more=st.integers(1, DEPTH),
-    )
-    def store(self, chain: int, first: int, more: int) -> None:
-        while first and not self.engine.copies[name(chain, first - 1)]:
-            first -= 1
-        self.send(self.engine.store(chain, first, min(first + more, DEPTH)))
-
-    @precondition(lambda self: self.engine.copies)
-    @rule(pick=st.integers(0, 1_000))
-    def remove(self, pick: int) -> None:
-        blocks = sorted(self.engine.copies)
-        self.send(self.engine.remove(blocks[pick % len(blocks)]))
-
-    @rule()
-    def clear(self) -> None:
-        self.send(self.engine.clear())
 
     @rule()
     def restart(self) -> None:
