@@ -29,9 +29,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -109,7 +110,7 @@ async def serve(worker_port: int, *, is_full: bool) -> None:
         ListenConfig(port=0),
         FrontParts(
             picker=real_picker(worker_port) if is_full else OneWorker(worker_port),
-            models=lambda _principal: b"{}",
+            models=lambda _principal: [],
             readiness=lambda: Readiness(is_ready=True),
             clock=SystemClock(),
             dice=random.Random(1),
@@ -298,11 +299,20 @@ def show(report: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def command(
+    title: str | None,
+    counted: str,
+    serve: Callable[..., Coroutine[Any, Any, None]],  # Any: as asyncio types them
+    run: Callable[[argparse.Namespace], dict[str, object]],
+    show: Callable[[dict[str, object]], str],
+) -> int:
+    """The command line of a benchmark of gateways. `counted`: what has `--rounds` runs a load.
+    `serve(port, is_full=)` is the gateway itself, in a process of its own.
+    """
+    parser = argparse.ArgumentParser(description=(title or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each server under each load")
+    parser.add_argument("--rounds", type=int, default=3, help=f"runs of {counted} under each load")
     parser.add_argument("--connections", type=int, default=32, help="clients at a time")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--full", action="store_true", help=argparse.SUPPRESS)
@@ -316,4 +326,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command(__doc__, "each server", serve, run, show))

@@ -1,6 +1,6 @@
 """Whether sessions stay on one worker behind several gateways, and what of the hits is lost.
 
-    python benchmarks/gateways.py [--sessions 500] [--turns 10] [--gateways 3] [--seed 1] [--json]
+    python benchmarks/gateways.py [--sessions 500] [--turns 10] [--first-tokens 20-600] [--json]
 
 Real gateways that share a registry in a real nats-server, before the same simulated workers, all on
 loopback. Each turn goes to a gateway that is drawn; its prompt is the session's so far, with the
@@ -29,7 +29,16 @@ from typing import Any
 import uvloop
 
 from gateway import cpu_s
-from moves import ANSWER_TOKENS, BLOCK_TOKENS, STARTS_PER_S, THINK_MS, WORKERS, sessions
+from moves import (
+    ANSWER_TOKENS,
+    BLOCK_TOKENS,
+    FIRST_TOKENS,
+    STARTS_PER_S,
+    THINK_MS,
+    WORKERS,
+    sessions,
+    token_range,
+)
 from shared_registry import start_server
 from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.tokenizer import load_tokenizer
@@ -238,6 +247,7 @@ async def measured_sessions(words: argparse.Namespace, count: int, folder: Path)
         words.seed,
         think_ms=words.think_ms,
         starts_per_s=words.starts_per_s,
+        first_tokens=words.first_tokens,
     )
     async with fleet(folder, count, profile, 40_000, 1.0) as made:
         options = ReplayOptions(
@@ -303,6 +313,9 @@ def main() -> int:
     parser.add_argument("--gateways", type=int, default=3)
     parser.add_argument("--starts-per-s", type=float, default=STARTS_PER_S, help="of sessions")
     parser.add_argument("--think-ms", type=float, default=THINK_MS, help="mean, after an answer")
+    parser.add_argument(
+        "--first-tokens", type=token_range, default=FIRST_TOKENS, metavar="LOW-HIGH"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sessions-only", action="store_true")
     parser.add_argument("--json", action="store_true")

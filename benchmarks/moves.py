@@ -1,6 +1,6 @@
 """What moves a session to another worker where everything is known: `gateways.py`'s in the model.
 
-    python benchmarks/moves.py [--sessions 500] [--turns 10] [--seeds 1,2,3,4] [--json]
+    python benchmarks/moves.py [--sessions 500] [--turns 10] [--first-tokens 20-600] [--json]
 
 The sessions of `benchmarks/gateways.py` through the fleet model (docs/routing.md): one gateway, no
 noise, each worker's queue known to the millisecond. So each move is what the prices say, and none
@@ -35,8 +35,18 @@ STARTS_PER_S = 8.0
 THINK_MS = 1_000.0
 ANSWER_MS = 100.0
 ANSWER_TOKENS = 16
+FIRST_TOKENS = (20, 600)
 MOST_BLOCKS = 1 << 12
 """Of a session."""
+
+
+def token_range(text: str) -> tuple[int, int]:
+    """`256-600`, for a flag. Raises ValueError."""
+    low, _, high = text.partition("-")
+    found = int(low), int(high)
+    if not 1 <= found[0] <= found[1]:
+        raise ValueError(text)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +109,10 @@ def sessions(
     *,
     think_ms: float = THINK_MS,
     starts_per_s: float = STARTS_PER_S,
+    first_tokens: tuple[int, int] = FIRST_TOKENS,
 ) -> list[TraceRequest]:
     """In order of time. A turn waits for the answer before it, too: without a time to think it
-    follows that at once.
+    follows that at once. `first_tokens`: least and most of a first prompt.
     """
     draw = random.Random(seed)
     made: list[TraceRequest] = []
@@ -113,7 +124,7 @@ def sessions(
             key = number * turns + turn
             if turn:
                 parts.append(PromptPart(kind=PartKind.ANSWER, key=key, tokens=ANSWER_TOKENS))
-            said = draw.randint(20, 600) if turn == 0 else draw.randint(10, 120)
+            said = draw.randint(*first_tokens) if turn == 0 else draw.randint(10, 120)
             parts.append(PromptPart(kind=PartKind.USER, key=key, tokens=said))
             tokens += said + (ANSWER_TOKENS if turn else 0)
             made.append(
@@ -156,7 +167,8 @@ def measured(words: argparse.Namespace, seed: int) -> Figures:
         decode_token_ms=1.0,
     )
     model = Watched(workload, ModelOptions(event_delay_ms=words.event_delay_ms, seed=seed))
-    outcome = model.run(with_blocks(sessions(words.sessions, words.turns, seed)))
+    requests = sessions(words.sessions, words.turns, seed, first_tokens=words.first_tokens)
+    outcome = model.run(with_blocks(requests))
     moves, ttft_ms = model.moves, sorted(outcome.ttft_ms)
     return Figures(
         seed=seed,
@@ -176,6 +188,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument(
+        "--first-tokens", type=token_range, default=FIRST_TOKENS, metavar="LOW-HIGH"
+    )
     parser.add_argument("--seeds", default="1,2,3,4")
     parser.add_argument("--event-delay-ms", type=float, default=50.0)
     parser.add_argument("--json", action="store_true")

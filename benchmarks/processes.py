@@ -52,6 +52,8 @@ class Whole(asyncio.Protocol, ABC):
 
     def __init__(self) -> None:
         self._data = bytearray()
+        self.body = b""
+        """Of the message that was taken last."""
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -65,6 +67,7 @@ class Whole(asyncio.Protocol, ABC):
             size = end + 4 + (int(rest.partition(b"\r")[0]) if mark else 0)
             if len(self._data) < size:
                 return
+            self.body = bytes(self._data[end + 4 : size])
             del self._data[:size]
             self.took(head)
 

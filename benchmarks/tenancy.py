@@ -97,7 +97,7 @@ async def serve(worker_port: int, keys: int, *, is_full: bool) -> None:
                 ListenConfig(port=0),
                 FrontParts(
                     picker=picker if is_full else base.OneWorker(worker_port),
-                    models=lambda _principal: b"{}",
+                    models=lambda _principal: [],
                     readiness=lambda: Readiness(is_ready=True),
                     clock=clock, dice=random.Random(1), limits=LimitsConfig(),
                     upstream=UpstreamConfig(), retry=RetryConfig(), max_model_len=131_072,
