@@ -11,9 +11,12 @@ SEED  ?= 1
 JOBS  ?= 2
 ARGS  ?=
 
+# Tests start the product by the hundred: not each process is to compile its sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 NATIVE_SOURCES := $(wildcard src/trunkline/native/cpp/*)
 
-.PHONY: help setup check format test test-vllm models nightly serve demo demo-vllm bench sim faults sim-night chaos golden docs clean
+.PHONY: help setup check format test test-vllm models nightly charts site serve demo demo-vllm bench sim faults sim-night chaos golden docs clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -21,7 +24,8 @@ help: ## List the verbs
 setup: $(STAMP) ## Make .venv and install trunkline in it, editable; builds the native core if it can
 	@$(BIN)/python -c 'import trunkline.native as n; \
 	  print("trunkline is ready in $(VENV); native core:", n.IMPLEMENTATION); \
-	  n.IMPLEMENTATION == "pure" and print("(no C++20 compiler was found: Python does the work, slower)")'
+	  n.IMPLEMENTATION == "pure" and print("(%s: Python does the work, slower)" \
+	    % (n.STALE_CORE or "no C++20 compiler was found"))'
 
 $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
 	@python=''; \
@@ -105,6 +109,15 @@ golden: $(STAMP) ## Write the golden transcripts anew; the diff is the review
 docs: $(STAMP) ## Write the generated reference pages anew
 	$(BIN)/trunkline docs
 
+charts: $(STAMP) ## Render deploy/kubernetes from the Helm chart anew, and test what is in deploy/
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[charts]'
+	$(BIN)/python tools/render_chart.py
+	$(BIN)/pytest -q tests/unit/test_deploy_files.py tests/unit/test_deploy_chart.py $(ARGS)
+
+site: $(STAMP) ## Build the docs site into site/; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo 'Open site/index.html'
+
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) $(VENV)-vllm build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vllm build dist out site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,10 +40,11 @@ def binary() -> str:
 class NatsServer:
     """One server. Its port stays the same over restarts."""
 
-    def __init__(self, folder: Path, *, extra: str = "") -> None:
+    def __init__(self, folder: Path, *, extra: str = "", is_streaming: bool = True) -> None:
         self.folder = folder
         self.port = free_port()
-        self._extra = extra
+        stream = f'jetstream {{ store_dir: "{folder}", sync_interval: always }}'
+        self._extra = f"{stream}\n{extra}" if is_streaming else extra
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -57,10 +58,7 @@ class NatsServer:
 
     def start(self, *, is_waited_for: bool = True) -> None:
         config = self.folder / "server.conf"
-        config.write_text(
-            f"host: 127.0.0.1\nport: {self.port}\n"
-            f'jetstream {{ store_dir: "{self.folder}", sync_interval: always }}\n{self._extra}\n'
-        )
+        config.write_text(f"host: 127.0.0.1\nport: {self.port}\n{self._extra}\n")
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen([binary(), "-c", str(config)], stdout=log, stderr=log)
         if is_waited_for:
@@ -109,8 +107,11 @@ class NatsServer:
 
 
 @contextlib.contextmanager
-def nats_server(folder: Path, *, extra: str = "") -> Iterator[NatsServer]:
-    server = NatsServer(folder, extra=extra)
+def nats_server(
+    folder: Path, *, extra: str = "", is_streaming: bool = True
+) -> Iterator[NatsServer]:
+    """Without `is_streaming` it has no JetStream."""
+    server = NatsServer(folder, extra=extra, is_streaming=is_streaming)
     server.start()
     try:
         yield server

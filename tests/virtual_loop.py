@@ -38,6 +38,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._leap.now_s
 
+    def stall(self, secs: float) -> None:
+        """This step takes so long; nothing else runs meanwhile."""
+        self._leap.now_s += secs
+
 
 class _LeapWhenQuiet(selectors.DefaultSelector):
     """Waits for sockets of this process as long as something may be on its way, and then leaps."""

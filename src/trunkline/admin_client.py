@@ -64,12 +64,20 @@ class AdminClient:
         self._host, self._is_tls = parts.hostname, parts.scheme == "https"
         self._key = read_secret(key[1:], "--admin-key") if key.startswith("@") else key
         self._key_source = key_source
+        self.timeout_s = TIMEOUT_S
         if not is_printable_ascii(self._key):
             raise ConfigError("the admin key holds a character that no header can carry")
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Json:
         given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
         return self.ask("GET", f"{path}?{urlencode(given)}" if given else path)
+
+    def text(self, path: str) -> str:
+        """What is no JSON: a page of metrics. Raises AdminUnreachable, AdminRefused."""
+        status, raw = self._exchange("GET", path, None)
+        if status >= 400:
+            return str(self.ask("GET", path))  # which words what the gateway says
+        return raw.decode("utf-8", "replace")
 
     def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Json:
         """What the gateway answers. Raises AdminUnreachable, AdminRefused."""
@@ -104,7 +112,7 @@ class AdminClient:
         import http.client  # not before it is needed: `--help` is cheap
 
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        connection = kind(self._host, self._port, timeout=self.timeout_s)
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         raw = b"" if body is None else json.dumps(body).encode()
         if body is not None:
@@ -114,7 +122,9 @@ class AdminClient:
             answer = connection.getresponse()
             return answer.status, answer.read(MAX_ANSWER_BYTES)
         except TimeoutError as error:
-            raise AdminUnreachable(f"{self.url} did not answer within {TIMEOUT_S:g} s") from error
+            raise AdminUnreachable(
+                f"{self.url} did not answer within {self.timeout_s:g} s"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise AdminUnreachable(

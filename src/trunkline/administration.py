@@ -83,6 +83,8 @@ from trunkline.gateway.permissions import Act, Extent, extent_of
 from trunkline.ports.clock import Clock
 
 REFUSALS_BURST = 20
+SCOPE_WIDEN = "scope.widen"
+"""A request on the client port asked for a wider sharing of its cache than it has."""
 REFUSALS_PER_S = 1.0
 """Of calls that were told no, so many are in the audit log one by one; the others are counted."""
 
@@ -113,6 +115,8 @@ class Administration:
         self._parts = parts
         self._desk = AuditDesk(lambda: self._book, parts.audit, parts.reader)
         self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_BURST, parts.clock.now())
+        self._widenings = TokenBucket(REFUSALS_PER_S, REFUSALS_BURST, parts.clock.now())
+        """Any client can ask for too much as often as it likes: that hides no other refusal."""
         self._raises = TenantPace(RAISES, parts.clock)
         self._key_changes = TenantPace(KEY_CHANGES, parts.clock)
         self.refusals_unrecorded = 0
@@ -141,10 +145,11 @@ class Administration:
         now = self._parts.clock.now()
         outbox = self._parts.revoker.outbox
         is_full = outbox.pending_records >= MAX_WAITING_RECORDS
-        if is_full or self._refusals.wait_ms(1.0, now) > 0.0:
+        bucket = self._widenings if action == SCOPE_WIDEN else self._refusals
+        if is_full or bucket.wait_ms(1.0, now) > 0.0:
             self.refusals_unrecorded += 1
             return
-        self._refusals.charge(1.0, now)
+        bucket.charge(1.0, now)
         if self.refusals_unrecorded:
             why = f"{why} ({self.refusals_unrecorded} more before it were not recorded)"
             self.refusals_unrecorded = 0
@@ -162,8 +167,30 @@ class Administration:
     async def change_fleet(
         self, call: Call, change: FleetChange, carry_out: Callable[[], Awaitable[Outcome]]
     ) -> Outcome:
-        ledger, check = self._parts.ledger, self._check(call)
-        return await recorded(ledger, change, self._intent(call), check, carry_out)
+        action, target = f"workers.{change.verb}", f"worker/{change.worker}"
+        return await self._recorded(call, action, target, carry_out)
+
+    async def look(
+        self, call: Call, tenant: str, carry_out: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
+        known = self._book.names.get(f"tenant/{tenant}", tenant)
+        return await self._recorded(call, "decisions.preview", f"tenant/{known}", carry_out)
+
+    async def _recorded(
+        self, call: Call, action: str, target: str, carry_out: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
+        intent, check = self._intent(call), self._check(call)
+        return await recorded(self._parts.ledger, action, target, intent, check, carry_out)
+
+    async def note_reload(self, by: log.Intent, result: str, reason: str) -> None:
+        """That somebody wants the settings read again; with a `result`, what came of it. Raises
+        AuditDown for a wish.
+        """
+        action, ledger = Act.CONFIG_RELOAD.value, self._parts.ledger
+        if result:
+            await ledger.came_of(action, "fleet", by, result=result, reason=reason)
+        else:
+            await ledger.wanted(action, "fleet", by)
 
     # -- organisations and tenants ---------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""Changes of the fleet's workers, on record: the intent before the effect, the outcome behind it.
+"""What operators do to workers and see of caches, on record: the intent first, then the outcome.
 
-A worker sees the prompts of all tenants: who adds one is in the audit log first, or adds none. Must
-never: carry anything out while no sink takes the intent. Read `gateway/admin.py` for who asks.
+A worker sees the prompts of all tenants: who adds one is in the audit log first, or adds none. And
+where a prompt would go says whether a tenant has sent it lately. Must never: carry anything out
+while no sink takes the intent. Read `gateway/admin.py` for who asks.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from trunkline.control.book import Check
 from trunkline.control.changes import Intent
 from trunkline.control.ledger import Ledger
 from trunkline.errors import GatewayError
-from trunkline.gateway.backend import FleetChange, Refused
+from trunkline.gateway.backend import Refused
 
 _Outcome = TypeVar("_Outcome")
 
 
 async def recorded(
     ledger: Ledger,
-    change: FleetChange,
+    action: str,
+    target: str,
     intent: Intent,
     check: Check,
     carry_out: Callable[[], Awaitable[_Outcome]],
 ) -> _Outcome:
     """What came of it. Raises AuditDown, and then nothing was done; what `check` raises."""
-    action, target = f"workers.{change.verb}", f"worker/{change.worker}"
     await ledger.wanted(action, target, intent, check)
     try:
         outcome = await carry_out()

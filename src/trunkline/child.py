@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import uvloop
 
 from trunkline import observe
 from trunkline.adapters.clock import SystemClock
-from trunkline.adapters.process_wire import ProcessWire
+from trunkline.adapters.process_wire import MAX_WORD_BYTES, ProcessWire
 from trunkline.cli import FAILED, MISUSED, complain
 from trunkline.control.load_sync import LoadSync
 from trunkline.errors import ConfigError, GatewayError
@@ -38,8 +39,12 @@ def main() -> int:
     level: Any = handed.config.observe.log_level
     shape: Any = handed.config.observe.log_format
     hidden = (*secret_values(handed.config), handed.token)
-    redactor = observe.configure(level, shape, secrets=hidden, process=handed.number)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a reload is the parent's matter
+    folder = handed.config.observe.log_dir
     try:
+        redactor = observe.configure(
+            level, shape, secrets=hidden, process=handed.number, folder=folder
+        )
         return uvloop.run(_run(handed, redactor.add))
     except ConfigError as error:
         return complain(error, MISUSED)
@@ -55,7 +60,8 @@ async def _run(handed: Handed, hide: Callable[[str], None]) -> int:
     wire = ProcessWire(
         socket.socket(fileno=handed.ear), [socket.socket(fileno=one) for one in handed.mouths]
     )
-    load = LoadSync(secrets.token_hex(16), wire, SystemClock())
+    life = secrets.token_hex(16)
+    load = LoadSync(life, wire, SystemClock(), max_word_bytes=MAX_WORD_BYTES)
     wire.open()
     try:
         return await run_gateway(handed.config, hide, Seat(handed, load))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from trunkline.terminal import Terminal
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+MAX_NAMED = 8
+"""Of flags that nobody knows, so many are named at once."""
 
 _SHOWN_FIRST = ("serve", "worker", "simulate", "replay", "demo", "keys create", "revoke")
 """Verbs of which the overview has an example."""
@@ -57,10 +60,24 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             raise ConfigError(f"{error}; see {self.prog} --help") from error
         if rest:
-            self._refuse(next((word for word in rest if word.startswith("-")), rest[0]))
+            flags = [word for word in rest if word.startswith("-")]
+            self._refuse(flags[0] if flags else rest[0], flags[1:MAX_NAMED])
         return found
 
-    def _refuse(self, word: str) -> NoReturn:
+    def actions(self) -> Sequence[argparse.Action]:
+        """All of them, for who describes the parser: argparse has no public way to ask."""
+        return self._actions
+
+    def _refuse(self, word: str, others: Sequence[str] = ()) -> NoReturn:
+        try:
+            self._refuse_one(word)
+        except ConfigError as error:
+            if not others:
+                raise
+            more = ", ".join(other.partition("=")[0] for other in others)
+            raise ConfigError(f"{error}; nor is any of these known: {more}") from error
+
+    def _refuse_one(self, word: str) -> NoReturn:
         flag, manual = word.partition("=")[0], f"{self.prog} --help"
         if not flag.startswith("-"):
             raise ConfigError(f"{word!r} is one word too many; see {manual}")
@@ -151,9 +168,11 @@ def _load(path: str) -> Callable[..., Any]:  # Any: each verb has its own signat
 
 
 def complain(error: Exception, code: int) -> int:
-    """What a user sees of an error: one line."""
-    line = " ".join(str(error).split()) or type(error).__name__
-    print(f"trunkline: {line}", file=sys.stderr)
+    """What a user sees of an error: one line, and one for each further setting that is wrong."""
+    also = error.also if isinstance(error, ConfigError) else ()
+    for text in (str(error), *also):
+        line = " ".join(text.split()) or type(error).__name__
+        print(f"trunkline: {line}", file=sys.stderr)
     return code
 
 
@@ -183,17 +202,41 @@ def _serve(arguments: argparse.Namespace) -> int:
     from trunkline import settings
 
     flags: Mapping[str, object] = vars(arguments)
-    resolved = settings.resolve(flags, os.environ)
+
+    def again() -> settings.Resolved:
+        return settings.resolve(flags, os.environ)
+
+    if not arguments.print_config:
+        # Until there is a loop to heed it, which takes a second, a wish to reload waits: a service
+        # manager may have one at once, and to end of it would pass for an end in order.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        resolved = again()
+    except ConfigError as error:
+        path = settings.file_in(flags, os.environ)
+        if not path or not os.path.isfile(path):
+            raise
+        hint = f"`trunkline doctor --config {path}` shows all"
+        first, *others = (str(error), *error.also)
+        told = ConfigError(first if others else f"{first}; {hint}")
+        told.also = (*others, hint) if others else ()
+        raise told from error
     if arguments.print_config:
         print(settings.to_toml(resolved), end="")
         return OK
-    return _load("trunkline.wiring:serve")(resolved.config)
+    return _load("trunkline.wiring:serve")(resolved.config, lambda: again().config)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from trunkline import doctor
 
     return _ask(doctor.run, arguments)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from trunkline import top
+
+    return _ask(top.run, arguments)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -278,10 +321,12 @@ def _verified_files(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: as
 
 
 def _version(_arguments: argparse.Namespace) -> int:
-    from trunkline.native import IMPLEMENTATION
+    from trunkline.native import IMPLEMENTATION, STALE_CORE
 
     python = ".".join(map(str, sys.version_info[:3]))
     print(f"trunkline {version()} ({IMPLEMENTATION} core, Python {python})")
+    if STALE_CORE:
+        print(f"{STALE_CORE}: install it again (`make setup`)", file=sys.stderr)
     return OK
 
 
@@ -340,11 +385,21 @@ VERBS: Mapping[str, Verb] = {
         usage="[TRACE] [options]",
     ),
     "doctor": Verb(
-        summary="Have a running gateway test its workers; exit code 1 if anything is wrong.",
+        summary="Say what is wrong with a set-up, and what to do; exit code 1 if anything is.",
         run=_doctor,
         options="trunkline.doctor:add_arguments",
-        examples=("trunkline doctor", "trunkline doctor http://10.0.0.1:8000 --json"),
+        examples=(
+            "trunkline doctor",
+            "trunkline doctor http://10.0.0.1:8000 --json",
+            "trunkline doctor --config trunkline.toml",
+        ),
         usage="[WORKER ...] [options]",
+    ),
+    "top": Verb(
+        summary="Show the fleet of a running gateway, drawn anew each second.",
+        run=_top,
+        options="trunkline.top:add_arguments",
+        examples=("trunkline top", "trunkline top --once --sort load", "trunkline top --json"),
     ),
     "explain": Verb(
         summary="Say why a request went where it went, and what came true of it.",
@@ -403,8 +458,28 @@ VERBS: Mapping[str, Verb] = {
         )
         for name, command in tenant_commands.COMMANDS.items()
     },
+    "monitoring": Verb(
+        summary="Write a Grafana dashboard, and alert rules and a scrape config for Prometheus.",
+        run="trunkline.monitoring:run",
+        options="trunkline.monitoring:add_arguments",
+        examples=(
+            "trunkline monitoring --out monitoring",
+            "trunkline monitoring --out /etc/trunkline --target 10.0.0.1:29000",
+        ),
+        usage="--out FOLDER [options]",
+    ),
+    "completion": Verb(
+        summary="Print what a shell needs to complete verbs, flags and values with TAB.",
+        run="trunkline.completion:run",
+        options="trunkline.completion:add_arguments",
+        examples=(
+            "source <(trunkline completion bash)",
+            "trunkline completion fish > ~/.config/fish/completions/trunkline.fish",
+        ),
+        usage="bash|zsh|fish",
+    ),
     "docs": Verb(
-        summary="Write the generated reference page, docs/configuration.md.",
+        summary="Write what is generated: reference pages, runbook, dashboard and alert rules.",
         run="trunkline.reference:run",
         options="trunkline.reference:add_arguments",
         examples=("trunkline docs", "trunkline docs --check"),

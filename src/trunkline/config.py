@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trunkline.config_access import AuthConfig, ControlConfig, ListenConfig
+from trunkline.config_access import AuthConfig, ControlConfig, EnvoyConfig, ListenConfig
 from trunkline.config_discovery import DiscoveryConfig
 from trunkline.config_models import ModelTable
 from trunkline.setting import setting
@@ -21,36 +21,50 @@ class LimitsConfig:
     """Bounds on what a client may send and hold."""
 
     max_payload_size: int = setting(
-        8 << 20, "Largest request body.", unit="bytes", low=1024, high=1 << 30
+        8 << 20, "Largest request body.", unit="bytes", low=1024, high=1 << 30, is_live=True
     )
     max_headers: int = setting(
-        100, "Most header lines of a request.", unit="lines", low=8, high=1000
+        100, "Most header lines of a request.", unit="lines", low=8, high=1000, is_live=True
     )
-    max_header_bytes: int = setting(8 << 10, "Largest single header.", low=256, high=1 << 20)
-    max_head_bytes: int = setting(32 << 10, "Largest request head.", low=1024, high=1 << 20)
+    max_header_bytes: int = setting(
+        8 << 10, "Largest single header.", low=256, high=1 << 20, is_live=True
+    )
+    max_head_bytes: int = setting(
+        32 << 10, "Largest request head.", low=1024, high=1 << 20, is_live=True
+    )
     max_json_depth: int = setting(
-        64, "Deepest nesting of a JSON body.", unit="levels", low=4, high=500
+        64, "Deepest nesting of a JSON body.", unit="levels", low=4, high=500, is_live=True
     )
     header_timeout_ms: int = setting(
-        10_000, "A request head must arrive within this.", low=100, high=600_000
+        10_000, "A request head must arrive within this.", low=100, high=600_000, is_live=True
     )
     body_timeout_ms: int = setting(
-        30_000, "A request body must arrive within this.", low=100, high=3_600_000
+        30_000, "A request body must arrive within this.", low=100, high=3_600_000, is_live=True
     )
     idle_timeout_ms: int = setting(
-        60_000, "A keep-alive connection may idle this long.", low=100, high=3_600_000
+        60_000, "A keep-alive connection may idle this long.", low=100, high=3_600_000, is_live=True
     )
     write_stall_ms: int = setting(
-        30_000, "A client that reads nothing for this long is dropped.", low=100, high=3_600_000
+        30_000,
+        "A client that reads nothing for this long is dropped.",
+        low=100,
+        high=3_600_000,
+        is_live=True,
     )
     write_buffer_bytes: int = setting(
         1 << 20,
         "Unread answer bytes of one client before its upstream is paused.",
         low=16 << 10,
         high=1 << 28,
+        is_live=True,
     )
     max_connections: int = setting(
-        20_000, "Most open client connections.", unit="connections", low=1, high=1_000_000
+        20_000,
+        "Most open client connections.",
+        unit="connections",
+        low=1,
+        high=1_000_000,
+        is_live=True,
     )
     max_concurrent_requests: int = setting(
         8_192,
@@ -58,6 +72,7 @@ class LimitsConfig:
         unit="requests",
         low=1,
         high=1_000_000,
+        is_live=True,
     )
     rate_limit_tokens_per_second: float = setting(
         0.0,
@@ -65,9 +80,12 @@ class LimitsConfig:
         unit="tokens/s",
         low=0.0,
         high=1e12,
+        is_live=True,
     )
     strict_fields: bool = setting(
-        False, "Answer 400 to unknown body fields instead of dropping and counting them."
+        False,
+        "Answer 400 to unknown body fields instead of dropping and counting them.",
+        is_live=True,
     )
 
 
@@ -83,7 +101,7 @@ class QueueConfig:
         high=1_000_000,
     )
     queue_timeout_secs: float = setting(
-        60.0, "Who has waited so long is answered 429.", low=0.01, high=86_400.0
+        60.0, "Who has waited so long is answered 429.", low=0.01, high=86_400.0, is_live=True
     )
     queue_target_ms: float = setting(
         500.0,
@@ -91,9 +109,10 @@ class QueueConfig:
         "would wait longer are answered 429 as they come. 0 takes no wait for overload.",
         low=0.0,
         high=600_000.0,
+        is_live=True,
     )
     queue_interval_ms: float = setting(
-        2_000.0, "How long a wait is taken for a burst.", low=10.0, high=600_000.0
+        2_000.0, "How long a wait is taken for a burst.", low=10.0, high=600_000.0, is_live=True
     )
     queue_one_tenant: bool = setting(
         True,
@@ -107,25 +126,32 @@ class UpstreamConfig:
     """How workers are connected to and waited for."""
 
     connect_timeout_ms: int = setting(
-        1_000, "A worker must accept within this.", low=10, high=60_000
+        1_000, "A worker must accept within this.", low=10, high=60_000, is_live=True
     )
     first_byte_timeout_ms: int = setting(
-        600_000, "A worker must begin to answer within this.", low=10, high=86_400_000
+        600_000, "A worker must begin to answer within this.", low=10, high=86_400_000, is_live=True
     )
     stream_idle_timeout_ms: int = setting(
         600_000,
         "Longest silence inside an answer; there is no total limit.",
         low=10,
         high=86_400_000,
+        is_live=True,
     )
     keepalive_idle_ms: int = setting(
         4_000,
         "An idle worker connection is reused this long (vLLM closes at 5 s).",
         low=0,
         high=600_000,
+        is_live=True,
     )
     max_idle_connections: int = setting(
-        256, "Most idle connections kept to one worker.", unit="connections", low=0, high=65_536
+        256,
+        "Most idle connections kept to one worker.",
+        unit="connections",
+        low=0,
+        high=65_536,
+        is_live=True,
     )
 
 
@@ -134,28 +160,32 @@ class RetryConfig:
     """Further attempts: before the first byte of an answer, and in the middle of a stream."""
 
     retry_max_retries: int = setting(
-        2, "Most further attempts of one request.", unit="attempts", low=0, high=10
+        2, "Most further attempts of one request.", unit="attempts", low=0, high=10, is_live=True
     )
     retry_initial_backoff_ms: int = setting(
-        25, "Pause before the first further attempt.", low=0, high=60_000
+        25, "Pause before the first further attempt.", low=0, high=60_000, is_live=True
     )
-    retry_max_backoff_ms: int = setting(250, "Longest pause between attempts.", low=0, high=60_000)
+    retry_max_backoff_ms: int = setting(
+        250, "Longest pause between attempts.", low=0, high=60_000, is_live=True
+    )
     retry_budget_ratio: float = setting(
         0.2,
         "Further attempts allowed as a share of requests, over 10 s.",
         unit="share",
         low=0.0,
         high=1.0,
+        is_live=True,
     )
     retry_budget_floor_per_s: float = setting(
-        10.0, "Further attempts always allowed, per second.", low=0.0, high=100_000.0
+        10.0, "Further attempts always allowed, per second.", low=0.0, high=100_000.0, is_live=True
     )
-    disable_retries: bool = setting(False, "Never try a second worker.")
+    disable_retries: bool = setting(False, "Never try a second worker.", is_live=True)
     resume_buffer_bytes: int = setting(
         1 << 20,
         "Most of a running stream that is kept to go on from another worker; 0 never goes on.",
         low=0,
         high=64 << 20,
+        is_live=True,
     )
 
 
@@ -180,20 +210,30 @@ class HealthConfig:
     """Probing of workers that send no heartbeats."""
 
     health_check_interval_secs: float = setting(
-        5.0, "Pause between probes.", low=0.05, high=3_600.0
+        5.0, "Pause between probes.", low=0.05, high=3_600.0, is_live=True
     )
     health_check_timeout_secs: float = setting(
-        5.0, "A probe must be answered within this.", low=0.05, high=600.0
+        5.0, "A probe must be answered within this.", low=0.05, high=600.0, is_live=True
     )
     health_failure_threshold: int = setting(
-        3, "Failed probes in a row that take a worker out.", unit="probes", low=1, high=1_000
+        3,
+        "Failed probes in a row that take a worker out.",
+        unit="probes",
+        low=1,
+        high=1_000,
+        is_live=True,
     )
     health_success_threshold: int = setting(
-        2, "Good probes in a row that bring it back.", unit="probes", low=1, high=1_000
+        2,
+        "Good probes in a row that bring it back.",
+        unit="probes",
+        low=1,
+        high=1_000,
+        is_live=True,
     )
-    health_check_endpoint: str = setting("/health", "Path that is probed.")
+    health_check_endpoint: str = setting("/health", "Path that is probed.", is_live=True)
     load_interval_secs: float = setting(
-        1.0, "Pause between readings of a worker's load.", low=0.05, high=3_600.0
+        1.0, "Pause between readings of a worker's load.", low=0.05, high=3_600.0, is_live=True
     )
     stream_gap_floor_ms: int = setting(
         5_000,
@@ -368,12 +408,44 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
-    """Logs."""
+    """Logs and traces."""
 
     log_level: str = setting(
-        "info", "Least severe event logged.", choices=("debug", "info", "warning", "error")
+        "info",
+        "Least severe event logged.",
+        choices=("debug", "info", "warning", "error"),
+        aliases=("warn=warning",),
+        is_live=True,
     )
     log_format: str = setting("text", "Shape of log lines.", choices=("text", "json"))
+    log_dir: str = setting(
+        "",
+        "Folder for log files beside stderr: 8 of 64 MiB for each process, then the oldest goes; "
+        "empty writes none.",
+    )
+    otlp_endpoint: str = setting(
+        "",
+        "Collector of traces, `http://host:4318` (OTLP over HTTP, extra `otel`); empty makes no "
+        "spans. `OTEL_EXPORTER_OTLP_ENDPOINT` is read too, where nothing else says.",
+    )
+    trace_sample_ratio: float = setting(
+        1.0,
+        "Share of the traces that begin here of which spans are made; of others the caller's flag "
+        "decides.",
+        unit="share",
+        low=0.0,
+        high=1.0,
+    )
+    make_traceparent: bool = setting(
+        False,
+        "Begin a trace for requests that come without one, also where no spans are made, so that "
+        "logs here and at workers can be joined.",
+    )
+    trace_tenants: str = setting(
+        "hash",
+        "What traces say of a request's tenant.",
+        choices=("hash", "name", "none"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,11 +456,13 @@ class Config:
         (),
         "Workers as `http://host:port`, followed by `#events=tcp://host:port` (and "
         "`&replay=tcp://host:port`) where the engine does not announce its event socket.",
+        is_live=True,
     )
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     listen: ListenConfig = field(default_factory=ListenConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
+    envoy: EnvoyConfig = field(default_factory=EnvoyConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)

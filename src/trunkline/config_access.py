@@ -37,13 +37,29 @@ class ListenConfig:
         high=65535,
         aliases=("prometheus-port",),
     )
+    request_id_headers: tuple[str, ...] = setting(
+        ("x-request-id",),
+        "Headers that a client's own id of its request may be in; the first that is there counts. "
+        "The answer has it in x-request-id.",
+        is_live=True,
+    )
+    cors_allowed_origins: tuple[str, ...] = setting(
+        (),
+        "Origins as `https://app.example` of web pages that may use the API from a browser, with a "
+        "key; `*` is any, empty none.",
+        is_live=True,
+    )
     api_key: str = setting(
         "",
         "One bearer key for all clients, who are then one tenant; empty asks as --auth says.",
         is_secret=True,
+        is_live=True,
     )
     admin_api_key: str = setting(
-        "", "Bearer key of the admin listener; empty is allowed on loopback only.", is_secret=True
+        "",
+        "Bearer key of the admin listener; empty is allowed on loopback only.",
+        is_secret=True,
+        is_live=True,
     )
 
 
@@ -71,6 +87,7 @@ class AuthConfig:
         (),
         "Paths beside the API's own that are proxied for tenants, as `/v1/embeddings`: name only "
         "those on which your engines keep to `cache_salt`. All others are 404 to tenants.",
+        is_live=True,
     )
     jwt_issuer: str = setting("", "Issuer whose tokens (JWT) are taken; empty takes none.")
     jwt_audience: str = setting("", "Audience that tokens must be made for.")
@@ -108,4 +125,25 @@ class ControlConfig:
         "What an answer does that has begun with reuse when the registry stays away for longer than"
         " a lease: `finish` lets it go on to its end, `end` breaks it off. None begins with reuse.",
         choices=("finish", "end"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvoyConfig:
+    """Deciding for an Envoy that carries the requests (extra `picker`)."""
+
+    ext_proc_port: int = setting(
+        0, "Port of the external processing (ext_proc) for Envoy; 0: none.", low=0, high=65_535
+    )
+    ext_proc_host: str = setting(
+        "127.0.0.1",
+        "Its address. It has neither key nor TLS, and tells salts to whoever has a client's key: "
+        "let nobody but Envoy reach it.",
+    )
+    ext_proc_streams: int = setting(
+        256,
+        "Requests that Envoy may have open at once, a thread each; further ones are answered 429.",
+        unit="requests",
+        low=1,
+        high=4_096,
     )

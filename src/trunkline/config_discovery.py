@@ -31,6 +31,11 @@ class DiscoveryConfig:
         "Networks as `10.0.0.0/8` that workers' addresses must lie in; empty takes all. Link-local "
         "and metadata addresses are never taken, loopback ones that were looked up only from here.",
     )
+    worker_ca_file: str = setting(
+        "",
+        "File with certificates (PEM) of authorities that workers' https is believed by, beside "
+        "those of the system.",
+    )
     service_discovery: bool = setting(
         False,
         "Follow the EndpointSlices of Kubernetes services under --selector: for gateways that run "

@@ -17,8 +17,9 @@ from trunkline.worker_url import address_problem, host_and_port
 
 if TYPE_CHECKING:
     from trunkline.control.fleets import Members
-    from trunkline.control.roster import SpecOf
-    from trunkline.ports.workers import WorkerSource
+    from trunkline.control.roster import Roster, SpecOf
+    from trunkline.control.views import WorkerSpec
+    from trunkline.ports.workers import NamedWorker, WorkerSource
 
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_WORD}=(?:{_WORD})?")
@@ -100,6 +101,36 @@ def followed(
         Roster(source, members, spec_of, address_problem=problem, hide=hide, log=observe.log).run()
         for source in sources
     ]
+
+
+def named_roster(
+    discovery: DiscoveryConfig,
+    members: Members,
+    spec_of: SpecOf,
+    hide: Callable[[str], None],
+    specs: Sequence[WorkerSpec],
+) -> Roster:
+    """Of the workers that the settings name outright: `specs` at first, others when these are read
+    again.
+    """
+    from trunkline import observe
+    from trunkline.control.roster import Roster
+
+    problem = partial(address_problem, networks=discovery.worker_networks)
+    roster = Roster(Named(), members, spec_of, address_problem=problem, hide=hide, log=observe.log)
+    roster.adopt(specs)
+    return roster
+
+
+class Named:
+    """The settings as a source of workers: it tells when it is read, and not by itself."""
+
+    name = "settings"
+
+    async def run(
+        self, tell: Callable[[Sequence[NamedWorker]], None], on_trouble: Callable[[str], None]
+    ) -> None:
+        raise AssertionError("nobody follows the settings")
 
 
 def _is_network(text: str) -> bool:

@@ -31,6 +31,12 @@ class WorkerLost(GatewayError):
     retryable = True
 
 
+class AnswerTooLong(WorkerLost):
+    """The worker is there, and answers more than is read of it. Asking again changes nothing."""
+
+    retryable = False
+
+
 class WorkerTimeout(GatewayError):
     """The worker did not answer in time."""
 
@@ -80,6 +86,8 @@ class ConfigError(GatewayError):
     """A setting is wrong. The message names the key, the value and the remedy."""
 
     code = "config_error"
+    also: tuple[str, ...] = ()
+    """What else is wrong, for who can show several lines."""
 
 
 class TraceError(GatewayError):

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             ) from refused
     if arguments.json:
         return print_json(found, terminal)
-    for line in _lines(found):
+    for line in _all_lines(found):
         terminal.say(printable(line))
     return OK
 
@@ -115,6 +115,17 @@ def _read(path: Path) -> str:
 # -- what is shown ---------------------------------------------------------------------------------
 
 
+def _all_lines(found: Json) -> list[str]:
+    others = found.get("same_id", [])
+    lines = _lines(found)
+    if others:
+        count = f"{len(others)} other request{'' if len(others) == 1 else 's'}"
+        lines = [f"{count} had the same id: the latest is shown first", "", *lines]
+    for one in others:
+        lines += ["", *_lines(one)]
+    return lines
+
+
 def _lines(found: Json) -> list[str]:
     is_dry = "outcome" not in found
     verb = "would go to" if is_dry else "went to"
@@ -123,7 +134,7 @@ def _lines(found: Json) -> list[str]:
     if found.get("at"):
         lines.append(f"chosen at {found['at']}")
     lines.append(_prompt_line(found))
-    lines.append(_gain_line(found))
+    lines += gain_lines(found)
     lines += ["", *_table(found)]
     lines += [f"  not asked: {worker} ({why})" for worker, why in found["excluded"].items()]
     lines += [f"  note: {note}" for note in found["notes"]]
@@ -149,13 +160,31 @@ def _prompt_line(found: Json) -> str:
     )
 
 
-def _gain_line(found: Json) -> str:
+def gain_lines(found: Json) -> list[str]:
+    """The sum, and what of it is time where not all of it is."""
     gain = found["gain"]
-    return (
-        f"against the best choice that is blind to caches: {found['net_gain_ms']:+,.1f} ms ="
-        f" saved prefill {gain['saved_prefill_ms']:,.1f} - queue {gain['queue_ms']:,.1f}"
-        f" - transfer {gain['transfer_ms']:,.1f} - imbalance {gain['imbalance_ms']:,.1f}"
+    saved, queue, transfer, imbalance = (
+        f"{unsigned(gain[name]):,.1f}"
+        for name in ("saved_prefill_ms", "queue_ms", "transfer_ms", "imbalance_ms")
     )
+    sum_line = (
+        "against the best choice that is blind to caches:"
+        f" {unsigned(found['net_gain_ms']):+,.1f} ms = saved prefill {saved} - queue {queue}"
+        f" - transfer {transfer} - imbalance {imbalance}"
+    )
+    if unsigned(gain["imbalance_ms"]) == 0.0:
+        return [sum_line]
+    spared_ms = gain["saved_prefill_ms"] - gain["queue_ms"] - gain["transfer_ms"]
+    return [
+        sum_line,
+        f"of it, time: {unsigned(spared_ms):+,.1f} ms (imbalance is the price that keeps cold"
+        " prompts from crowding one worker: nobody waits for it)",
+    ]
+
+
+def unsigned(ms: float) -> float:
+    """Less the sign of what is shown as nothing."""
+    return 0.0 if abs(ms) < 0.05 else ms
 
 
 def _table(found: Json) -> list[str]:
@@ -167,7 +196,7 @@ def _table(found: Json) -> list[str]:
     lines = [f"  {'worker':{width}s} {'has':>9s} {'pulls':>9s} {heads} {'= cost ms':>11s}"]
     for row in shown:
         mark = "*" if row["worker"] == found["worker"] else " "
-        terms = " ".join(f"{row[name]:10,.1f}" for name in _TERMS)
+        terms = " ".join(f"{unsigned(row[name]):10,.1f}" for name in _TERMS)
         lines.append(
             f"{mark} {row['worker']:{width}s} {row['matched_tokens']:9,} {row['pulled_tokens']:9,}"
             f" {terms} {row['cost_ms']:11,.1f}"
@@ -188,6 +217,11 @@ def _outcome_line(found: Json) -> str:
     outcome = found["outcome"]
     if outcome is None:
         return "it is still running"
+    if outcome["end"] == "unheard":
+        return (
+            f"over after {outcome['took_ms']:,.0f} ms: a stream that another proxy carried, so that"
+            " neither its first token nor what it reused is known"
+        )
     first = outcome["first_byte_ms"]
     began = (
         "no answer began"

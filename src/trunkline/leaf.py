@@ -13,14 +13,17 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
+from urllib.parse import unquote
 
 from trunkline.config import Config
 from trunkline.errors import ConfigError
+from trunkline.foreign import VALUES
 from trunkline.setting import Setting
+from trunkline.written import nearest
 
 PREFIX = "TRUNKLINE_"
 
@@ -43,6 +46,8 @@ _WORDS: Mapping[type[Any], str] = {
     str: "a string",
     bool: "true or false",
 }
+_LOGIN = re.compile(r"(?<=://).*(?=@)")
+"""Who connects to the server of a URL, and with which password."""
 _SUFFIX_UNITS = {"ms": "ms", "secs": "s", "bytes": "bytes", "s": "1/s"}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -123,7 +128,23 @@ def leaves_by_name() -> Mapping[str, Leaf]:
 
 def shown(leaf: Leaf, value: Any) -> Any:
     """The value as people may see it."""
-    return SHOWN_SECRET if leaf.setting.is_secret and value else value
+    if leaf.setting.is_secret and value:
+        return SHOWN_SECRET
+    if isinstance(value, tuple):
+        return tuple(_LOGIN.sub(SHOWN_SECRET, item) for item in cast("tuple[str, ...]", value))
+    return value
+
+
+def secrets_in(leaf: Leaf, value: Any) -> Iterator[str]:
+    """What nobody may see of a value: the key that it is, or what its servers are told as one."""
+    if leaf.setting.is_secret and value:
+        yield value
+    for item in cast("tuple[str, ...]", value) if isinstance(value, tuple) else ():
+        for login in _LOGIN.findall(item):
+            password = login.partition(":")[2] or login
+            yield password
+            if unquote(password) != password:
+                yield unquote(password)
 
 
 def toml_value(value: Any) -> str:
@@ -199,14 +220,22 @@ def _checked_number(leaf: Leaf, value: Any, source: str) -> Any:
 def _checked_text(leaf: Leaf, value: str, source: str) -> str:
     if leaf.setting.is_secret:
         value = _secret(leaf, value, source)
+    if leaf.kind is tuple and SHOWN_SECRET in _LOGIN.findall(value):
+        raise _refusal(leaf, value, "has what is shown in place of a secret", source)
     if any(character < " " or character == "\x7f" for character in value) or len(value) > 8_192:
         raise _refusal(leaf, value, "holds control characters or is too long", source)
     if not value.isascii() and value.encode("utf-8", "replace").decode() != value:
         raise _refusal(leaf, value, "is not valid UTF-8", source)
     value = leaf.value_aliases.get(value, value)
     if leaf.setting.choices and value not in leaf.setting.choices:
-        raise _refusal(leaf, value, "is not one of its values", source)
+        raise _refusal(leaf, value, f"is not one of its values{_meant(leaf, value)}", source)
     return value
+
+
+def _meant(leaf: Leaf, value: str) -> str:
+    known = (*leaf.setting.choices, *leaf.value_aliases)
+    near = VALUES.get(leaf.name, {}).get(value) or nearest(value, known)
+    return f", did you mean {near}?" if near else ""
 
 
 def _secret(leaf: Leaf, value: str, source: str) -> str:
@@ -250,7 +279,8 @@ def read_key(path: str, what: str) -> bytes:
 
 
 def _refusal(leaf: Leaf, value: Any, problem: str, source: str) -> ConfigError:
-    written = SHOWN_SECRET if leaf.setting.is_secret else repr(value)
+    shown_value = _LOGIN.sub(SHOWN_SECRET, repr(value))
+    written = SHOWN_SECRET if leaf.setting.is_secret else shown_value
     if len(written) > 80:
         written = written[:77] + "..."
     return ConfigError(f"{leaf.key} = {written} ({source}) {problem}; give {allowed(leaf)}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from trunkline.config import Config
@@ -44,6 +45,16 @@ async def until_stopped(
             task.cancel()
 
 
+def raise_descriptors() -> None:
+    """Let this process open as many files as its limit can be raised to: shells and service
+    managers begin with some thousand, and each client takes one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # some systems take less than they name
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 @contextmanager
 def taken_port_named(flag: str, host: str, port: int) -> Generator[None]:
     """Turns what the kernel says of an address into what the operator can do about it."""
@@ -66,9 +77,11 @@ def taken_port_named(flag: str, host: str, port: int) -> Generator[None]:
 def announce(bound: Config) -> None:
     """One line of JSON on stdout: we are up, and where."""
     listen = bound.listen
+    admin_url = f"http://{host_port(listen.admin_host, listen.admin_port)}"
     line = {
         "url": f"http://{host_port(listen.host, listen.port)}",
-        "admin_url": f"http://{host_port(listen.admin_host, listen.admin_port)}",
+        "admin_url": admin_url,
+        "dashboard": f"{admin_url}/dashboard",
     }
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -7,23 +7,28 @@ who puts both together, `assembly.py` for what decides.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trunkline.assembly import Core
 from trunkline.authority import Authority
 from trunkline.config import Config
+from trunkline.control.alarm_watch import watch_alarms
+from trunkline.control.clocks import watch_clocks
 from trunkline.control.fleets import Fleets, Members
 from trunkline.control.panic import watch_panic
 from trunkline.control.parts import MemberParts
 from trunkline.core.directory import Directory
+from trunkline.core.records import WorkerId
 from trunkline.errand_side import PullTest, errands_of, examiner_of, warmers_of
 from trunkline.gateway.by_model import ByModel
 from trunkline.gateway.contracts import Picker
 from trunkline.gateway.errands import Errands
 from trunkline.gateway.fair_line import FairPicker, LineLimits
 from trunkline.gateway.intake import Intake
+from trunkline.gateway.isolation import IsolationCost
 from trunkline.gateway.metrics import Sample
 from trunkline.gateway.picker import FleetPicker
 from trunkline.gateway.preview import Preview
@@ -89,29 +94,34 @@ def half_of(
     """`draw(n)` gives n unguessable bytes. The authority knows the core already."""
     errands = errands_of(core)
     parts.examine = examiner_of(core, clock, authority, errands, draw)
-    tenants, line = authority.tenants, None
+    tenants, line, side = authority.tenants, None, None
+    if tenants is not None:
+        cost = IsolationCost(clock, seed=int.from_bytes(draw(8), "little"))
+        side = TenantSide(core, errands=errands, cost=cost, log=log)
     if tenants is not None or config.queue.queue_one_tenant:
         line = FairPicker(
             core.picker,
             fleet=core.fleet,
             clock=clock,
-            limits=_line_limits(config, has_tenants=tenants is not None),
+            limits=line_limits(config, has_tenants=tenants is not None),
             allowance=tenants.allowance if tenants else None,
             renew=authority.tenancy.renew,
+            on_read=side.cost.note if side else None,
         )
     return Half(
         core=core,
         parts=parts,
         errands=errands,
         line=line,
-        side=TenantSide(core, errands=errands, log=log) if tenants else None,
+        side=side,
         pull_test=PullTest(core, clock, authority, errands, draw, log),
         clock=clock,
         log=log,
     )
 
 
-def _line_limits(config: Config, *, has_tenants: bool) -> LineLimits:
+def line_limits(config: Config, *, has_tenants: bool) -> LineLimits:
+    """Bounds of the line in front of one model's workers."""
     queue = config.queue
     # Who waits longer for a turn is refused before the data plane ends it.
     most_ms = 0.95 * config.upstream.first_byte_timeout_ms
@@ -160,6 +170,22 @@ def preview_of(
         knows_model=members.knows_model,
         picker_of=picker_of,
     )
+
+
+def watches_of(
+    halves: Sequence[Half], members: Members, clock: Clock, log: EventLog
+) -> list[Coroutine[Any, Any, None]]:
+    """What looks at clocks and workers, and writes down what people should know."""
+
+    def unheeding(half: Half) -> Collection[WorkerId]:
+        desk = half.core.picker.desk
+        return desk.heed.alarmed if desk is not None else ()
+
+    alarms = [
+        watch_alarms(half.core.fleet, members.unheard, partial(unheeding, half), clock, log)
+        for half in halves
+    ]
+    return [watch_clocks(clock, log), *alarms]
 
 
 async def _keep_house(directory: Directory, clock: Clock) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections import OrderedDict, deque
@@ -17,11 +18,18 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Literal, TextIO
 
+from trunkline.errors import ConfigError
+
 _MAX_VALUE_CHARS = 512
+MAX_FILE_BYTES = 64 << 20
+MAX_FILES = 8
+"""Of one process: then the oldest goes."""
 _MAX_TRACE_CHARS = 4_096
 _MAX_SECRETS = 16_384
 _MAX_QUIET_KEYS = 4_096
 _QUIET_S = 1.0
+_ALWAYS = frozenset({"config.refused"})
+"""Each is the only answer to what somebody asked for (a SIGHUP): never held back."""
 _WITHHELD = frozenset(
     {"prompt", "messages", "content", "body", "text", "completion", "answer"}
     | {"authorization", "api_key", "admin_api_key", "secret", "password", "cookie", "headers"}
@@ -102,7 +110,7 @@ class Quiet(logging.Filter):
         self._seen: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:
+        if record.levelno < logging.WARNING or record.msg in _ALWAYS:
             return True
         fields = getattr(record, "fields", {})
         key = (record.name, str(record.msg)[:_MAX_VALUE_CHARS], str(fields.get("worker", "")))
@@ -166,23 +174,51 @@ def configure(
     secrets: Iterable[str] = (),
     stream: TextIO | None = None,
     process: int | None = None,
+    folder: str = "",
 ) -> Redactor:
     """Set up logging of this process; foreign libraries are heard from warnings upward. `process`
-    is its number where several write to one log.
+    is its number where several write to one log. With a `folder` lines go into a file there, too;
+    raises ConfigError where none can be written.
 
     Secrets that become known later (a worker's key) are given to the answer's `add`.
     """
     redactor = Redactor(secrets)
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(redactor) if shape == "json" else LineFormatter(redactor))
-    handler.addFilter(Quiet())
-    if process is not None:
-        handler.addFilter(Numbered(process))
+    handlers: list[logging.Handler] = [logging.StreamHandler(stream or sys.stderr)]
+    if folder:
+        handlers.append(_file_in(folder, process))
+    for handler in handlers:
+        formatter = JsonFormatter(redactor) if shape == "json" else LineFormatter(redactor)
+        handler.setFormatter(formatter)
+        handler.addFilter(Quiet())
+        if process is not None:
+            handler.addFilter(Numbered(process))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = handlers
     root.setLevel(logging.WARNING)
-    logging.getLogger("trunkline").setLevel(level.upper())
+    set_level(level)
     return redactor
+
+
+def _file_in(folder: str, process: int | None) -> logging.Handler:
+    """Of bounded size, with its predecessors beside it; each process has its own."""
+    from logging.handlers import RotatingFileHandler  # 10 ms: for those alone who want files
+
+    name = "trunkline.log" if process is None else f"trunkline-{process}.log"
+    try:
+        os.makedirs(folder, exist_ok=True)
+        return RotatingFileHandler(
+            os.path.join(folder, name),
+            maxBytes=MAX_FILE_BYTES,
+            backupCount=MAX_FILES - 1,
+            encoding="utf-8",
+        )
+    except OSError as error:
+        raise ConfigError(f"log_dir {folder}: {error.strerror}") from error
+
+
+def set_level(level: Level) -> None:
+    """Another least level from here on."""
+    logging.getLogger("trunkline").setLevel(level.upper())
 
 
 def _parts(record: logging.LogRecord, redactor: Redactor) -> tuple[str, dict[str, Scalar]]:

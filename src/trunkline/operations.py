@@ -12,11 +12,12 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from trunkline.assembly import Core
+from trunkline.control.engine import LoadReport
 from trunkline.control.fleets import Members
 from trunkline.control.flush import Flushed
 from trunkline.control.holders import WorkerHolder
 from trunkline.control.holdings import Holdings
-from trunkline.control.views import CheckView, MemberView, Mode, WorkerSpec
+from trunkline.control.views import AlarmView, CheckView, MemberView, Mode, WorkerSpec
 from trunkline.control.views import Heartbeat as MemberHeartbeat
 from trunkline.core.credentials import CredentialProblem
 from trunkline.core.decision import Exclusion
@@ -37,14 +38,15 @@ from trunkline.gateway.front import Readiness
 from trunkline.gateway.metrics import Sample, WorkerRow, summed
 from trunkline.gateway.preview import Preview, PreviewOrder
 from trunkline.gateway.pulls import PullDesk
+from trunkline.gateway.receipts import Receipt
 from trunkline.worker_url import worker_name, worker_url_problem
 
-_BREAKER: dict[int, Literal["closed", "open", "half-open"]] = {
+BREAKER: dict[int, Literal["closed", "open", "half-open"]] = {
     0: "closed",
     1: "open",
     2: "half-open",
 }
-_MODE: dict[Mode, Literal["exact", "approximate", "digest", "blind"]] = {
+MODE: dict[Mode, Literal["exact", "approximate", "digest", "blind"]] = {
     Mode.CONNECTING: "blind",
     Mode.EXACT: "exact",
     Mode.DIGEST: "digest",
@@ -115,10 +117,19 @@ class Operations:
 
     def _seen(self, view: MemberView) -> WorkerView:
         shown = _worker_view(view)
-        if self._holdings is None:
-            return shown
-        agent = _agent_view(self._holdings.find(view.name))
-        return replace(shown, detail={**shown.detail, "isolation": agent})
+        detail = {**shown.detail, "reuse": self._reuse_of(view)}
+        if self._holdings is not None:
+            detail["isolation"] = _agent_view(self._holdings.find(view.name))
+        return replace(shown, detail=detail)
+
+    def _reuse_of(self, view: MemberView) -> dict[str, int]:
+        """Of the prompts that it was sent in this life and told the reuse of."""
+        known = self._picker.accounts.hits
+        pairs = [known.get(rank.worker, (0, 0)) for rank in view.ranks]
+        return {
+            "prompt_tokens": sum(pair[0] for pair in pairs),
+            "reused_tokens": sum(pair[1] for pair in pairs),
+        }
 
     async def add_worker(self, order: WorkerOrder) -> WorkerJob | Refused:
         try:
@@ -133,7 +144,7 @@ class Operations:
             return Refused(status=400, code="bad_worker", message=str(error))
         view = self._membership.view(spec.name)
         assert view is not None, f"{spec.name} was added just now"
-        return WorkerJob(worker=WorkerId(spec.name), state=_state(view))
+        return WorkerJob(worker=WorkerId(spec.name), state=state_of(view))
 
     def add(self, spec: WorkerSpec) -> None:
         """Join a worker. Raises ConfigError at the bound."""
@@ -160,7 +171,7 @@ class Operations:
             return None
         view = self._membership.view(name)
         assert view is not None, f"{name} was here just now"
-        return WorkerJob(worker=WorkerId(name), state=_state(view))
+        return WorkerJob(worker=WorkerId(name), state=state_of(view))
 
     async def check_worker(self, worker: WorkerId) -> WorkerView | Refused | None:
         name = self._name(worker)
@@ -200,11 +211,11 @@ class Operations:
         return found
 
     async def decision(self, request_id: str) -> Mapping[str, Any] | None:
-        found = self._picker.receipts.find(request_id)
+        found = [_told(attempts) for attempts in self._picker.receipts.requests(request_id)]
         if not found:
             return None
-        *earlier, last = found
-        return {**last.as_dict(), "earlier": [one.as_dict() for one in earlier]}
+        latest, *others = found
+        return {**latest, "same_id": others} if others else latest
 
     async def preview(self, order: PreviewOrder) -> Mapping[str, Any] | Refused:
         try:
@@ -280,7 +291,9 @@ class Operations:
         yield Sample("request_bytes_total", counters.request_bytes)
         yield Sample("answer_bytes_total", counters.answer_bytes)
         yield Sample("ttft_seconds", counters.ttft.view())
-        yield Sample("request_duration_seconds", counters.duration.view(), ("all",))
+        yield Sample("tpot_seconds", counters.tpot.view())
+        for route, duration in counters.durations.items():
+            yield Sample("request_duration_seconds", duration.view(), (route.value,))
 
     def _reuse(self) -> Iterable[Sample]:
         accounts = self._picker.accounts
@@ -294,11 +307,14 @@ class Operations:
         yield Sample("reported_prompts_total", accounts.reported_prompts)
         yield Sample("reused_prompts_total", accounts.hit_prompts)
         yield Sample("unread_prompts_total", accounts.unread_prompts)
+        for reason, count in accounts.approximate_prompts.items():
+            yield Sample("approximate_prompts_total", count, (reason,))
+        yield Sample("false_hits_total", accounts.false_hits)
         yield Sample("over_claims_total", accounts.over_claims)
         yield Sample("over_claimed_tokens_total", accounts.over_claimed_tokens)
         yield Sample("recomputed_tokens_total", accounts.recomputed_tokens)
         yield Sample("decision_queue_seconds_total", accounts.queued_ms / 1_000.0)
-        yield Sample("decision_net_gain_seconds", accounts.net_gain_ms / 1_000.0)
+        yield Sample("decision_net_gain_seconds", accounts.net_saved_ms / 1_000.0)
         known_blocks = sum(core.directory.block_count() for core in self._cores)
         yield Sample("prefix_indexer_size", known_blocks)
         if accounts.prompt_tokens:
@@ -317,6 +333,7 @@ class Operations:
             is_degraded=bool(view.degraded),
             is_misaligned=bool(view.check.examination and view.check.examination.is_wrong),
             is_leaking=bool(view.check.examination and view.check.examination.leaks),
+            alarms=frozenset(alarm.kind for alarm in view.alarms),
             breaker=view.breaker,
             requests_active=sum(rank.in_flight for rank in view.ranks),
             queue_ms=max((rank.queue_ms for rank in view.ranks), default=0.0),
@@ -371,12 +388,12 @@ def _worker_view(view: MemberView) -> WorkerView:
     return WorkerView(
         worker=WorkerId(view.name),
         url=view.url,
-        state=_state(view),
-        mode=_MODE[view.mode],
+        state=state_of(view),
+        mode=MODE[view.mode],
         reason=view.reason,
         model_id=view.model_id,
         labels=view.labels,
-        breaker=_BREAKER[view.breaker],
+        breaker=BREAKER[view.breaker],
         requests_active=sum(rank.in_flight for rank in view.ranks),
         queue_ms=round(max((rank.queue_ms for rank in view.ranks), default=0.0), 3),
         detail={
@@ -386,10 +403,35 @@ def _worker_view(view: MemberView) -> WorkerView:
             "engine": view.engine.value,
             "engine_version": view.engine_version,
             "degraded": list(view.degraded),
+            "load": None if view.load is None else _load_view(view.load),
+            "alarms": [_alarm_view(alarm) for alarm in view.alarms],
             "check": _check_view(view.check),
             "ranks": [asdict(rank) for rank in view.ranks],
         },
     )
+
+
+def _told(attempts: Sequence[Receipt]) -> dict[str, Any]:
+    """Of one request."""
+    *earlier, last = attempts
+    return {**last.as_dict(), "earlier": [one.as_dict() for one in earlier]}
+
+
+def _load_view(load: LoadReport) -> dict[str, Any]:
+    return {
+        "running": load.running,
+        "waiting": load.waiting,
+        "memory": None if load.memory_ratio is None else round(load.memory_ratio, 4),
+    }
+
+
+def _alarm_view(alarm: AlarmView) -> dict[str, Any]:
+    return {
+        "kind": alarm.kind.value,
+        "rank": alarm.rank,
+        "why": alarm.why,
+        "lasts_s": round(alarm.lasts_ms / 1_000.0),
+    }
 
 
 def _check_view(check: CheckView) -> dict[str, Any]:
@@ -431,7 +473,7 @@ def _agent_view(holder: WorkerHolder | None) -> dict[str, str | bool]:
     }
 
 
-def _state(view: MemberView) -> WorkerCondition:
+def state_of(view: MemberView) -> WorkerCondition:
     if not view.ranks:
         return "joining"
     return "ready" if view.exclusion is None else _EXCLUDED[view.exclusion]

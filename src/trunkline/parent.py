@@ -17,9 +17,10 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import msgspec
 import uvloop
 
 from trunkline import observe
+from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.nats_process import NatsProcess
 from trunkline.adapters.process_wire import wire_pair
 from trunkline.adapters.state_dir import StateDir
@@ -37,11 +39,15 @@ from trunkline.gateway.listener import GRACE_S, bind_admin, serve_admin
 from trunkline.gateway.shared_port import Address, addresses_of, hold, sockets_at
 from trunkline.gateway.waiting_room import WaitingRoom
 from trunkline.leaf import read_root_key
-from trunkline.lifetime import DRAIN_MS, announce, taken_port_named
+from trunkline.lifetime import DRAIN_MS, announce, stop_on_signals, taken_port_named
 from trunkline.parent_admin import ParentAdmin, Post
+from trunkline.parent_dashboard import ParentDashboard
 from trunkline.ports.worker import Endpoint
+from trunkline.reload import Again, Hangups, Reloader, merged
+from trunkline.reload_record import ReloadRecord
 from trunkline.seat import SERVE, SERVE_WHEN_READY, Handed
 from trunkline.settings import secret_values
+from trunkline.worker_specs import named_specs, spec_reader
 
 PAUSE_S, MAX_PAUSE_S = 0.25, 30.0
 """Before a process is started again; doubled each time, until one lived for as long as the
@@ -49,27 +55,31 @@ longest.
 """
 WATCH_S, HUNG_MS = 2.0, 30_000.0
 """Pause between two looks at a process, and how long it may take to answer one."""
+START_S = 120.0
+"""A process that has not said by then where it is asked is killed. The texts of a large model take
+seconds, the registry may be waited for.
+"""
 END_S = DRAIN_MS / 1_000.0 + GRACE_S + 10.0
 """A process that was told to end and has not by then is killed."""
 SHARED_SECRETS = ("root", "pepper", "session")
 
 
-def serve_several(config: Config) -> int:
+def serve_several(config: Config, again: Again | None = None) -> int:
     """Until a signal, or until a process cannot be started at all."""
     level: Any = config.observe.log_level
     shape: Any = config.observe.log_format
-    redactor = observe.configure(level, shape, secrets=secret_values(config))
+    redactor = observe.configure(
+        level, shape, secrets=secret_values(config), folder=config.observe.log_dir
+    )
     token = secrets.token_hex(16)
     redactor.add(token)
-    return uvloop.run(_run(config, token, redactor))
+    return uvloop.run(_run(config, token, redactor, again))
 
 
-async def _run(config: Config, token: str, redactor: observe.Redactor) -> int:
-    stop, again = asyncio.Event(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: (again if stop.is_set() else stop).set()
-        )
+async def _run(config: Config, token: str, redactor: observe.Redactor, again: Again | None) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop_on_signals(stop, hurry)
+    hangups = Hangups()
     listen = config.listen
     async with AsyncExitStack() as stack:
         with taken_port_named("--port", listen.host, listen.port):
@@ -95,7 +105,14 @@ async def _run(config: Config, token: str, redactor: observe.Redactor) -> int:
             control = replace(config.control, control=(nats.url,), control_replicas=1)
             parts.config = replace(shown, control=control)
         parent = Parent(parts, admin)
-        return await parent.run(stop, again, nats)
+        reloader = Reloader(
+            config,
+            again=again,
+            check=partial(named_specs, spec_of=spec_reader(config)),
+            apply=partial(parent.apply, redactor=redactor),
+            log=observe.log,
+        )
+        return await parent.run(stop, hurry, nats, [parent.heed(hangups, reloader)])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,10 +181,19 @@ class Parent:
         self._admin = ParentAdmin(
             self._posts, parts.token, parts.shown.listen.admin_api_key, self._metrics
         )
+        wants_key = bool(parts.shown.listen.admin_api_key)
+        self._shown = ParentDashboard(self._admin, wants_key=wants_key)
 
-    async def run(self, stop: asyncio.Event, again: asyncio.Event, nats: NatsProcess | None) -> int:
+    async def run(
+        self,
+        stop: asyncio.Event,
+        again: asyncio.Event,
+        nats: NatsProcess | None,
+        works: Sequence[Coroutine[Any, Any, None]],
+    ) -> int:
+        """`works` run beside it."""
         keepers: list[asyncio.Task[None]] = []
-        beside: list[asyncio.Task[None]] = []
+        beside = [asyncio.create_task(work) for work in works]
         try:
             await self._settle_room()
             if nats is not None:
@@ -179,7 +205,7 @@ class Parent:
                 beside.remove(starting)
                 starting.result()
                 beside.append(
-                    asyncio.create_task(serve_admin(self._admin, self._admin_socket, stop))
+                    asyncio.create_task(serve_admin(self._shown, self._admin_socket, stop))
                 )
                 announce(self._parts.shown)
                 await _any_of(stop, *beside, *keepers)  # a task that ends is a bug
@@ -191,6 +217,23 @@ class Parent:
                 if isinstance(result, Exception):
                     raise result
         return code
+
+    async def apply(self, config: Config, redactor: observe.Redactor) -> None:
+        """These settings from here on, of all processes that are there and to come."""
+        for secret in secret_values(config):
+            redactor.add(secret)
+        parts = self._parts
+        level: Any = config.observe.log_level
+        observe.set_level(level)
+        parts.config, parts.shown = merged(parts.config, config)[0], merged(parts.shown, config)[0]
+        told = msgspec.json.encode(parts.shown)
+        await self._admin.take_settings(told, config.listen.admin_api_key)
+
+    async def heed(self, hangups: Hangups, reloader: Reloader) -> None:
+        """Read the settings again when told to, by a signal or at the admin port."""
+        record = ReloadRecord(self._admin.note_reload, SystemClock().wall)
+        self._admin.reload = partial(record.recorded, reload=reloader.reload)
+        await hangups.heed(partial(record.hung_up, reloader.reload, observe.log))
 
     # -- starting --------------------------------------------------------------------------------
 
@@ -217,13 +260,20 @@ class Parent:
         loop, pause_s = asyncio.get_running_loop(), PAUSE_S
         while True:
             began_s = loop.time()
-            await self._live(slot)
+            try:
+                await self._live(slot)
+                await self._settle_room()
+            except OSError as error:
+                if not self._may_serve.is_set():
+                    self._failed.set()
+                    raise
+                # Short of memory or descriptors: what serves goes on, and this one is tried again.
+                observe.log.error("process.not_started", process=slot.number, why=str(error))
             if self._is_stopping:
                 return
             if not self._may_serve.is_set():
                 self._failed.set()
                 return
-            await self._settle_room()
             pause_s = PAUSE_S if loop.time() - began_s > MAX_PAUSE_S else pause_s
             slot.restarts += 1
             observe.log.error(
@@ -245,9 +295,10 @@ class Parent:
         )
         watch: asyncio.Task[None] | None = None
         try:
-            await self._bring_up(slot, process, msgspec.json.encode(handed))
-            if slot.post is not None:
-                watch = asyncio.create_task(self._watch(slot.post, process))
+            post = await self._met_in_time(slot, process, msgspec.json.encode(handed))
+            if post is not None:  # it may come to a standstill before it serves, too
+                watch = asyncio.create_task(self._watch(post, process))
+                await self._bring_up(slot, process, post)
             slot.code = await process.wait()
         finally:
             if watch is not None:
@@ -255,10 +306,21 @@ class Parent:
             slot.post = None
             slot.serving.clear()
 
-    async def _bring_up(
+    async def _met_in_time(
         self, slot: _Slot, process: asyncio.subprocess.Process, handed: bytes
-    ) -> None:
-        """Until it takes connections, or ends."""
+    ) -> Post | None:
+        """As `_met`; one that comes to a standstill before is killed."""
+        try:
+            async with asyncio.timeout(START_S):
+                return await self._met(slot, process, handed)
+        except TimeoutError:
+            self._kill(slot.number, process, START_S * 1_000.0)
+            return None
+
+    async def _met(
+        self, slot: _Slot, process: asyncio.subprocess.Process, handed: bytes
+    ) -> Post | None:
+        """Tell it all that it has to know; where it is asked from now on, None where it ended."""
         stdin, stdout = process.stdin, process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -267,13 +329,19 @@ class Parent:
             await stdin.drain()
         line = await stdout.readline()
         if not line:
-            return
+            return None
         port = int(json.loads(line)["admin_port"])
         host = "127.0.0.1"
-        post = Post(
+        return Post(
             number=slot.number,
             endpoint=Endpoint(host=host, port=port, host_header=f"{host}:{port}"),
         )
+
+    async def _bring_up(self, slot: _Slot, process: asyncio.subprocess.Process, post: Post) -> None:
+        """Until it takes connections, or ends."""
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
 
         def is_here() -> None:
             slot.post = post
@@ -307,18 +375,22 @@ class Parent:
         while True:
             await asyncio.sleep(WATCH_S)
             if not self._is_stopping and not await self._admin.is_alive(post, HUNG_MS):
-                observe.log.error(
-                    "process.hung", process=post.number, silent_ms=HUNG_MS, meaning="it is killed"
-                )
-                with suppress(ProcessLookupError):
-                    process.kill()
+                self._kill(post.number, process, HUNG_MS)
                 return
+
+    def _kill(self, number: int, process: asyncio.subprocess.Process, silent_ms: float) -> None:
+        observe.log.error(
+            "process.hung", process=number, silent_ms=silent_ms, meaning="it is killed"
+        )
+        with suppress(ProcessLookupError):
+            process.kill()
 
     # -- ending ----------------------------------------------------------------------------------
 
     async def _end(self, keepers: Sequence[asyncio.Task[None]], again: asyncio.Event) -> int:
         """All processes, in order; at once with a further signal. The exit code."""
         self._is_stopping = True
+        served = [slot.serving.is_set() for slot in self._slots]
         await self._settle_room()
         for task, slot in zip(keepers, self._slots, strict=False):
             is_running = slot.process is not None and slot.process.returncode is None
@@ -340,8 +412,9 @@ class Parent:
                 raise result
         if self._failed.is_set():
             return next((slot.code for slot in self._slots if slot.code > 0), 1)
-        ended_well = (0, -signal.SIGTERM) if not self._may_serve.is_set() else (0,)
-        return int(any(slot.code not in ended_well for slot in self._slots))
+        # A process that did not serve yet may not heed the signal, but end of it.
+        well = [(0,) if was_serving else (0, -signal.SIGTERM) for was_serving in served]
+        return int(any(s.code not in codes for s, codes in zip(self._slots, well, strict=True)))
 
     async def _hurry(self, again: asyncio.Event) -> None:
         await again.wait()

@@ -16,18 +16,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
-from urllib.parse import parse_qs, unquote
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from trunkline.control.probe import Told, exchange
-from trunkline.errors import ConfigError, GatewayError, WorkerLost, WorkerTimeout
+from trunkline.control.changes import Intent
+from trunkline.control.probe import exchange
+from trunkline.errors import (
+    AnswerTooLong,
+    AuditDown,
+    ConfigError,
+    GatewayError,
+    WorkerLost,
+    WorkerTimeout,
+)
 from trunkline.gateway.admin import MAX_PREVIEW_BYTES
 from trunkline.gateway.listener import (
     MAX_BODY_BYTES,
@@ -36,8 +43,25 @@ from trunkline.gateway.listener import (
     read_body,
 )
 from trunkline.gateway.metrics import render
+from trunkline.gateway.metrics_pages import joined_pages
+from trunkline.parent_answers import (
+    PROCESS_HEADER,
+    Asked,
+    Heard,
+    away,
+    cut,
+    header_of,
+    joined,
+    known,
+    label,
+    passed_back,
+    worst,
+)
+from trunkline.parent_joins import PROCESS, joined_worker
 from trunkline.ports.worker import Endpoint
-from trunkline.seat import CATCH_UP, SOURCE_HEADER, TOKEN_HEADER
+from trunkline.reload import Reloaded
+from trunkline.reload_record import Asking, Note
+from trunkline.seat import CATCH_UP, NOTE_RELOAD, SOURCE_HEADER, TAKE_SETTINGS, TOKEN_HEADER
 from trunkline.worker_url import worker_name, worker_url_problem
 
 ASK_MS = 65_000.0
@@ -48,31 +72,11 @@ READ_MS = 5_000.0
 MAX_ANSWER_BYTES = 64 << 20
 MAX_KEPT_CHANGES = 65_536
 """Workers whose last changes are kept for processes that are started later."""
+MAX_KEPT_AMENDS = 8
+"""Of one worker, since it was last told of as a whole: of more the oldest is forgotten."""
 _PASSED_ON = (b"authorization", b"origin", b"host", b"content-type", b"x-request-id")
-_PASSED_BACK = (b"content-type", b"retry-after", b"www-authenticate", b"allow", b"cache-control")
-_PROCESS = "process"
 _NOWHERE = "/nowhere"
 """A path that is nobody's: who is let in is told that it is not there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request, as it is passed on."""
-
-    method: str
-    target: str
-    """Path and query."""
-    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
-    body: bytes = field(default=b"", repr=False)
-    source: str = ""
-
-    @property
-    def path(self) -> str:
-        return unquote(self.target.partition("?")[0])
-
-    @property
-    def query(self) -> dict[str, list[str]]:
-        return parse_qs(self.target.partition("?")[2], keep_blank_values=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +85,6 @@ class Post:
 
     number: int
     endpoint: Endpoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What one process answered."""
-
-    number: int
-    told: Told
-
-    @property
-    def is_good(self) -> bool:
-        return self.told.status < 300
-
-    @property
-    def json(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", json.loads(self.told.body))
 
 
 class ParentAdmin:
@@ -113,6 +101,10 @@ class ParentAdmin:
         self._token = token
         self._admin_key = admin_key
         self._own_metrics = own_metrics
+        self.reload: Callable[[Intent], Awaitable[Reloaded]] | None = None
+        """Reads the settings again. Raises ConfigError, AuditDown."""
+        self._settings = b""
+        """Those that are in force since a reload."""
         self._changing = asyncio.Lock()
         self._kept: OrderedDict[str, list[Asked]] = OrderedDict()
         """By worker: what a process that is started later has to be told, in order."""
@@ -129,13 +121,23 @@ class ParentAdmin:
     async def bring_up(self, post: Post, is_here: Callable[[], None]) -> None:
         """Tell a process what was changed before it came; from `is_here` on it is asked, too."""
         async with self._changing:
+            if self._settings:  # it may have been started before they were
+                await self._ask(post, self._told(self._settings))
             for asked in self.kept():
                 await self._ask(post, asked)
             is_here()
 
+    async def take_settings(self, settings: bytes, admin_key: str) -> None:
+        """All processes take these, and those to come. Whoever is too slow for it ends before we
+        give up: none goes on by the old ones.
+        """
+        async with self._changing:
+            self._settings, self._admin_key = settings, admin_key
+            await self._all(self._told(settings))
+
     async def is_alive(self, post: Post, timeout_ms: float) -> bool:
         """Whether it answers in time, or does not listen any more: then it ends by itself."""
-        request = self._request(post, Asked(method="GET", target="/health"))
+        request = self._request(post, Asked(method="GET", target="/health", is_our_own=True))
         try:
             await exchange(post.endpoint, request, "/health", timeout_ms)
         except WorkerTimeout:
@@ -144,6 +146,10 @@ class ParentAdmin:
             pass
         return True
 
+    async def hear(self, request: Request, target: str) -> list[Heard]:
+        """What all answer to this caller that are asked for something else than the request is."""
+        return await self._all(replace(_asked(request), method="GET", target=target), READ_MS)
+
     # -- who is asked ----------------------------------------------------------------------------
 
     async def _answer(self, request: Request) -> Response:
@@ -151,8 +157,8 @@ class ParentAdmin:
         if asked.path == "/health":
             return json_response({"status": "ok"})
         if not self._posts():
-            return _away("no gateway process is up: it is started again")
-        if request.method not in ("GET", "HEAD"):
+            return away("no gateway process is up: it is started again")
+        if asked.method != "GET":
             # Who is nobody is told so before a body of theirs is held; heartbeats say in it who.
             if asked.path != "/heartbeat":
                 door = await self._first(replace(asked, method="GET", target=_NOWHERE))
@@ -160,31 +166,34 @@ class ParentAdmin:
                     return door
             limit = MAX_PREVIEW_BYTES if asked.path == "/decisions" else MAX_BODY_BYTES
             asked = replace(asked, body=await read_body(request, limit))
-        wanted = asked.query.get(_PROCESS)
+        wanted = asked.query.get(PROCESS)
         if wanted is not None and asked.method == "GET":
             return await self._one(asked, wanted[0])
-        root = "/" + asked.path.split("/")[1]
+        root = "/" + asked.path[1:].partition("/")[0]
         if asked.method == "GET":
             return await self._read(root, asked)
-        if root in ("/workers", "/add_worker", "/remove_worker", "/heartbeat"):
+        if root in ("/workers", "/add_worker", "/remove_worker", "/heartbeat", "/flush_cache"):
             return await self._change(root, asked)
+        if asked.path == "/reload":
+            return await self._reload(asked)
         if root == "/decisions":  # one that is only thought of: each would say the same
             return await self._first(asked)
         return await self._administer(asked)
 
     async def _read(self, root: str, asked: Asked) -> Response:
-        if root in ("/metrics", "/workers", "/decisions", "/revocations"):
+        if root in ("/metrics", "/workers", "/decisions", "/revocations", "/get_loads"):
             heard = await self._all(asked, READ_MS)
             if root in ("/decisions", "/revocations") and asked.path != root:
-                return _first_good(heard)  # known where it was made
+                return known(asked, heard)  # where it was made
             good = [each for each in heard if each.is_good]
-            if not good:
-                return _first_good(heard)
+            if not good or any(each.is_cut for each in heard):
+                return worst(heard)
             if root == "/metrics":
                 own = render({name: {(): value} for name, value in self._own_metrics().items()})
-                page = await asyncio.to_thread(joined_metrics, good, own)
-                return Response(page, headers={"content-type": _header(good, b"content-type")})
-            return json_response(_joined(root, asked, good))
+                pages = [(label(each.number), each.told.body) for each in good]
+                page = await asyncio.to_thread(joined_pages, pages, own)
+                return Response(page, headers={"content-type": header_of(good, b"content-type")})
+            return json_response(joined(root, asked, good))
         if root == "/audit":  # each process has a log of its own
             return await self._one(asked, "0")
         return await self._first(asked)
@@ -193,39 +202,64 @@ class ParentAdmin:
         """One process, by its number."""
         post = next((post for post in self._posts() if str(post.number) == wanted), None)
         if post is None:
-            return _away(f"process {wanted[:8]!r} is not up")
+            return away(f"process {wanted[:8]!r} is not up")
         heard = await self._ask(post, _without_process(asked))
-        return _away(f"process {post.number} ended") if heard is None else _passed_back(heard)
+        return away(f"process {post.number} ended") if heard is None else passed_back(heard)
 
     async def _first(self, asked: Asked) -> Response:
         """The first that is there."""
         for post in self._posts():
             heard = await self._ask(post, asked)
             if heard is not None:
-                return _passed_back(heard)
+                return passed_back(heard)
             if asked.method != "GET":
                 break  # it may have been done
-        return _away("the process that was asked ended; ask again")
+        return away("the process that was asked ended; ask again")
 
     async def _administer(self, asked: Asked) -> Response:
         """A change of the registry: whoever heard that it is done finds it done at each process."""
         response = await self._first(asked)
         if response.status_code < 300:
-            others = Asked(method="POST", target=CATCH_UP)
-            await asyncio.gather(
-                *(self._ask(post, others, CATCH_UP_MS) for post in self._posts()[1:])
-            )
+            catch_up = Asked(method="POST", target=CATCH_UP, is_our_own=True)
+            done_by = response.headers.get(PROCESS_HEADER)
+            others = [post for post in self._posts() if str(post.number) != done_by]
+            await asyncio.gather(*(self._ask(post, catch_up, CATCH_UP_MS) for post in others))
         return response
+
+    async def _reload(self, asked: Asked) -> Response:
+        """The sources are read here, once; a process says whether who asks may have them read."""
+        permitted = await self._first(asked)
+        if permitted.status_code >= 300 or self.reload is None:
+            return permitted
+        by = msgspec.json.decode(permitted.body, type=Asking).by
+        try:
+            return json_response(await self.reload(by))
+        except ConfigError as error:
+            return problem_response(409, str(error), "config_refused")
+        except AuditDown as error:
+            return problem_response(error.status, str(error), error.code)
+
+    async def note_reload(self, note: Note) -> None:
+        """In the first process's audit log. Raises AuditDown for a wish."""
+        body = msgspec.json.encode(note)
+        answer = await self._first(
+            Asked(method="POST", target=NOTE_RELOAD, body=body, is_our_own=True)
+        )
+        if answer.status_code >= 300 and not note.result:
+            raise AuditDown("the audit log does not take that the settings are to be read")
+
+    def _told(self, settings: bytes) -> Asked:
+        return Asked(method="POST", target=TAKE_SETTINGS, body=settings, is_our_own=True)
 
     async def _change(self, root: str, asked: Asked) -> Response:
         """A change of what each process knows of workers."""
         if root == "/heartbeat":
-            return _worst(await self._all(asked, READ_MS))
+            return worst(await self._all(asked, READ_MS))
         if asked.path.endswith("/check"):
             heard = await self._all(asked)
             if heard and all(each.is_good for each in heard):
                 return json_response(joined_worker([(one.number, one.json) for one in heard]))
-            return _worst(heard)
+            return worst(heard)
         async with self._changing:
             posts = self._posts()
             heard = await self._all(asked)
@@ -236,8 +270,8 @@ class ParentAdmin:
             # Who has ended meanwhile is told when it comes again; who lives has missed it.
             missed = [post.number for post in self._posts() if post.number in silent]
         if missed and heard:
-            return _away(f"process {missed[0]} did not answer, and may not have done it: ask again")
-        return _worst(heard)
+            return away(f"process {missed[0]} did not answer, and may not have done it: ask again")
+        return worst(heard)
 
     def keep(self, root: str, asked: Asked) -> None:
         """For processes to come. What is told anew to them is told by the operator."""
@@ -245,11 +279,15 @@ class ParentAdmin:
         if not name or verb == "reset":
             return
         kept = self._kept.pop(name, [])
-        again = Asked(method=asked.method, target=asked.target, body=asked.body)
+        again = Asked(method=asked.method, target=asked.target, body=asked.body, is_our_own=True)
         if verb in ("add", "remove"):
             kept = [again]
+        elif verb == "amend":
+            amends = [one for one in kept if _verb_of(one) == "amend"]
+            gone = amends if asked.method == "PUT" else amends[: len(amends) + 1 - MAX_KEPT_AMENDS]
+            kept = [*(one for one in kept if one not in gone), again]
         else:
-            kept = [one for one in kept if _change_of("/workers", one)[1] in ("add", "remove")]
+            kept = [one for one in kept if _verb_of(one) in ("add", "remove", "amend")]
             kept.append(again)
         self._kept[name] = kept
         while len(self._kept) > MAX_KEPT_CHANGES:
@@ -274,25 +312,30 @@ class ParentAdmin:
             told = await exchange(
                 post.endpoint, request, asked.path, timeout_ms, max_bytes=MAX_ANSWER_BYTES
             )
+        except AnswerTooLong:
+            return cut(post.number, MAX_ANSWER_BYTES)
         except GatewayError:
             return None
         return Heard(number=post.number, told=told)
 
     def _request(self, post: Post, asked: Asked) -> bytes:
         headers = list(asked.headers)
-        if not headers:  # of our own: as the operator
+        if asked.is_our_own:
             headers.append((b"host", post.endpoint.host_header.encode()))
             if self._admin_key:
                 headers.append((b"authorization", b"Bearer " + self._admin_key.encode()))
             if asked.body:
                 headers.append((b"content-type", b"application/json"))
+        else:  # what has a source is never taken for the parent's own word
+            headers.append((SOURCE_HEADER.encode(), asked.source.encode()))
         headers += [
             (TOKEN_HEADER.encode(), self._token.encode()),
-            (SOURCE_HEADER.encode(), asked.source.encode()),
             (b"connection", b"close"),
             (b"content-length", str(len(asked.body)).encode()),
         ]
-        lines = [f"{asked.method} {asked.target} HTTP/1.1".encode("latin-1")]
+        # Without a Host, as HTTP/1.0 allows, it goes on without one: the door looks at it.
+        version = "1.1" if any(name == b"host" for name, _ in headers) else "1.0"
+        lines = [f"{asked.method} {asked.target} HTTP/{version}".encode("latin-1")]
         lines += [name + b": " + value for name, value in headers]
         return b"\r\n".join(lines) + b"\r\n\r\n" + asked.body
 
@@ -305,7 +348,8 @@ def _asked(request: Request) -> Asked:
     headers = tuple((name, value) for name, value in scope["headers"] if name in _PASSED_ON)
     client = scope.get("client")
     return Asked(
-        method=request.method,
+        # The server leaves the body out for whoever asks by HEAD.
+        method="GET" if request.method == "HEAD" else request.method,
         target=target,
         headers=headers,
         source=str(client[0]) if client else "",
@@ -314,7 +358,7 @@ def _asked(request: Request) -> Asked:
 
 def _without_process(asked: Asked) -> Asked:
     path, _, query = asked.target.partition("?")
-    kept = "&".join(part for part in query.split("&") if part.partition("=")[0] != _PROCESS)
+    kept = "&".join(part for part in query.split("&") if part.partition("=")[0] != PROCESS)
     return replace(asked, target=f"{path}?{kept}" if kept else path)
 
 
@@ -331,8 +375,14 @@ def _change_of(root: str, asked: Asked) -> tuple[str, str]:
     rest = asked.path.removeprefix("/workers/")
     if asked.method == "DELETE":
         return _named(rest), "remove"
+    if asked.method in ("PUT", "PATCH"):
+        return _named(rest), "amend"
     name, _, verb = rest.rpartition("/")
     return _named(name), verb
+
+
+def _verb_of(kept: Asked) -> str:
+    return _change_of("/workers", kept)[1]
 
 
 def _named(given: str) -> str:
@@ -341,120 +391,3 @@ def _named(given: str) -> str:
         return given if worker_url_problem(url) else worker_name(url)
     except ConfigError:
         return given
-
-
-# -- what is made of several answers ---------------------------------------------------------------
-
-
-def _passed_back(heard: Heard) -> Response:
-    headers = {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in heard.told.headers
-        if name in _PASSED_BACK
-    }
-    headers["x-trunkline-process"] = str(heard.number)
-    return Response(heard.told.body, heard.told.status, headers)
-
-
-def _away(why: str) -> Response:
-    response = problem_response(503, why, "process_away")
-    response.headers["retry-after"] = "1"
-    return response
-
-
-def _first_good(heard: Sequence[Heard]) -> Response:
-    """The first that knows; else what the first says."""
-    if not heard:
-        return _away("the processes that were asked ended; ask again")
-    return _passed_back(next((each for each in heard if each.is_good), heard[0]))
-
-
-def _worst(heard: Sequence[Heard]) -> Response:
-    """The first refusal, as the change is not everywhere then; else what the first says."""
-    if not heard:
-        return _away("the processes that were asked ended; ask again")
-    return _passed_back(next((each for each in heard if not each.is_good), heard[0]))
-
-
-def _header(heard: Sequence[Heard], name: bytes) -> str:
-    found = (value for key, value in heard[0].told.headers if key == name)
-    return next(found, b"").decode("latin-1")
-
-
-def _joined(root: str, asked: Asked, heard: Sequence[Heard]) -> Any:  # as JSON has it
-    answers = [(each.number, each.json) for each in heard]
-    if root == "/workers" and asked.path == "/workers":
-        rows = joined_workers(answers)
-        return {"workers": rows, "total": len(rows)}
-    if root == "/workers":
-        return joined_worker(answers)
-    name = root[1:]
-    rows = [[{**row, _PROCESS: number} for row in answer[name]] for number, answer in answers]
-    if root == "/revocations":
-        found = sorted((row for part in rows for row in part), key=lambda row: -row["rev"])
-    else:
-        found = list(in_turns(rows))
-    limit = (asked.query.get("limit") or ["100"])[0]
-    return {**answers[0][1], name: found[: int(limit)]}
-
-
-def in_turns(parts: Sequence[Sequence[Any]]) -> Iterable[Any]:
-    """The first of each, the second of each, and so on."""
-    for place in range(max(map(len, parts), default=0)):
-        yield from (part[place] for part in parts if place < len(part))
-
-
-def joined_workers(answers: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a worker, in the order in which they are met."""
-    seen: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    for number, answer in answers:
-        for row in answer["workers"]:
-            seen.setdefault(row["worker"], []).append((number, row))
-    return [joined_worker(rows) for rows in seen.values()]
-
-
-def joined_worker(rows: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    """What the processes see of one worker: the first that may not choose it, else the first; with
-    the requests of all, and what each sees in `detail.processes`.
-    """
-    shown = next((row for _, row in rows if row["state"] != "ready"), rows[0][1])
-    seen = [
-        {_PROCESS: number}
-        | {name: row[name] for name in ("state", "mode", "reason", "breaker", "requests_active")}
-        for number, row in rows
-    ]
-    return shown | {
-        "requests_active": sum(row["requests_active"] for _, row in rows),
-        "queue_ms": max(row["queue_ms"] for _, row in rows),
-        "detail": shown["detail"] | {"processes": seen},
-    }
-
-
-def joined_metrics(heard: Sequence[Heard], own: bytes) -> bytes:
-    """Each family once, its series with the label `process`; then our own."""
-    families: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
-    for each in heard:
-        label = f'{_PROCESS}="{each.number}"'.encode()
-        into: list[bytes] = []
-        for line in each.told.body.splitlines():
-            if line.startswith(b"# HELP "):
-                name = line.split(b" ", 3)[2]
-                heads, into = families.setdefault(name, ([], []))
-                if not heads:
-                    heads.append(line)
-            elif line.startswith(b"# TYPE "):
-                heads, into = families.setdefault(line.split(b" ", 3)[2], ([], []))
-                if len(heads) < 2:
-                    heads.append(line)
-            elif line:
-                into.append(_labelled(line, label))
-    lines = [line for heads, series in families.values() for line in (*heads, *series)]
-    return b"\n".join(lines) + b"\n" + own
-
-
-def _labelled(line: bytes, label: bytes) -> bytes:
-    brace = line.find(b"{")  # where there is one, labels begin with it: a name has none
-    if brace < 0:
-        name, _, value = line.partition(b" ")
-        return name + b"{" + label + b"} " + value
-    return line[: brace + 1] + label + b"," + line[brace + 1 :]

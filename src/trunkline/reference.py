@@ -1,4 +1,5 @@
-"""Makes `docs/configuration.md` from the settings tree, so that page and code agree.
+"""Makes `docs/configuration.md` from the settings tree, and the tables of `docs/migration.md` from
+`foreign.py`, so that pages and code agree. Writes with them what `monitoring.py` makes.
 
 Must never hold a fact of its own about a setting: change the sentence in `config.py` instead.
 """
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from trunkline.config import Config
 from trunkline.errors import ConfigError, GatewayError
+from trunkline.foreign import BY_PEER
 from trunkline.leaf import Leaf, leaves, table_leaves, toml_value
-from trunkline.settings import FOREIGN
+from trunkline.monitoring import files, with_runbook
 
 _HEAD = """# Configuration
 
@@ -29,11 +32,15 @@ A setting may come from four places; a later one wins:
 `trunkline serve --print-config` prints the outcome as such a file, with the source of each line. A
 name that is not on this page is refused, with the nearest one that is; so is a value out of bounds.
 
+- *Live* settings are taken by a gateway that runs, when it is told to read its sources again
+  (SIGHUP, or `POST /reload` at the admin port); all others with its next start. A file with a
+  mistake is refused whole.
 - Booleans: `--strict-fields` and `--no-strict-fields`; `true`, `yes`, `on`, `1` (or `false`, `no`,
   `off`, `0`) in the environment; `true` or `false` in the file.
 - Lists: several words after the flag; spaces or commas in the environment; an array in the file.
 - Secrets: `@/path` reads the key from a file, which others must not be able to read. A settings
-  file that holds a secret itself must not be readable by everyone. Secrets are shown as `***`.
+  file that holds a secret itself, or a password in an address of `control`, must not be readable by
+  everyone. Secrets are shown as `***`.
 - Variables that Kubernetes makes for a service called `trunkline` (`TRUNKLINE_PORT=tcp://...`) are
   no settings and are passed over.
 
@@ -48,6 +55,8 @@ api_key = "@/run/secrets/client-key"
 max_payload_size = 16777216
 ```
 """
+
+_TABLE = re.compile(r"<!-- (?!end )([^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 class PageStale(GatewayError):
@@ -64,15 +73,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page, or compare it."""
-    path = Path(arguments.out) / "configuration.md"
-    if arguments.check:
-        if path.is_file() and path.read_text(encoding="utf-8") == page():
-            return 0
-        raise PageStale(f"{path} is not what the settings say; run `trunkline docs`")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path.parent} is no folder; run this in the repository, or give --out")
-    path.write_text(page(), encoding="utf-8")
+    """Write the pages, or compare them."""
+    folder = Path(arguments.out)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; run this in the repository, or give --out")
+    pages = {folder / "configuration.md": page()}
+    migration = folder / "migration.md"
+    if migration.is_file():  # its text is written by hand, its tables are not
+        pages[migration] = with_tables(migration.read_text(encoding="utf-8"))
+    operations, deploy = folder / "operations.md", folder.parent / "deploy"
+    if operations.is_file():  # likewise, but for the runbook of the alerts
+        pages[operations] = with_runbook(operations.read_text(encoding="utf-8"))
+    if deploy.is_dir():
+        pages |= {deploy / name: text for name, text in files().items()}
+    for path, text in pages.items():
+        if not arguments.check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            raise PageStale(f"{path} is not what the sources say; run `trunkline docs`")
     return 0
 
 
@@ -90,11 +109,29 @@ def page() -> str:
             assert isinstance(branch.default_factory, type)
             sentence = (branch.default_factory.__doc__ or "").strip()
             parts += [f"## `[{branch.name}]`\n", f"{sentence}\n", _table(branch.name)]
-    parts.append("## Names of other routers\n")
-    parts.append("These are refused, not ignored:\n")
-    rows = [f"| `--{name.replace('_', '-')}` | {remedy} |" for name, remedy in FOREIGN.items()]
-    parts.append("\n".join(["| flag | instead |", "|---|---|", *rows]) + "\n")
+    parts.append("Names of other routers are refused, not ignored: [migration.md](migration.md).\n")
     return "\n".join(parts)
+
+
+def with_tables(text: str) -> str:
+    """The page on moving from other routers, with each of its tables as the code has it. Raises
+    ConfigError for a table of nobody, and where one is missing.
+    """
+    found: list[str] = []
+
+    def table(mark: re.Match[str]) -> str:
+        found.append(mark[1])
+        theirs = BY_PEER.get(mark[1])
+        if theirs is None:
+            raise ConfigError(f"the page has a table of {mark[1]}, whom nobody knows")
+        rows = [f"| `--{name.replace('_', '-')}` | {remedy} |" for name, remedy in theirs.items()]
+        lines = [f"<!-- {mark[1]} -->", "| theirs | here |", "|---|---|", *rows, "<!-- end -->"]
+        return "\n".join(lines)
+
+    page = _TABLE.sub(table, text)
+    if sorted(found) != sorted(BY_PEER):
+        raise ConfigError(f"the page has tables of {', '.join(found)}; one is missing or is twice")
+    return page
 
 
 def _table(section: str) -> str:
@@ -116,6 +153,8 @@ def _row(leaf: Leaf) -> str:
     if leaf.value_aliases:
         pairs = ", ".join(f"`{alias}` = `{name}`" for alias, name in leaf.value_aliases.items())
         meaning += f" Also {pairs}."
+    if leaf.setting.is_live:
+        meaning += " *Live.*"
     return f"| `{leaf.name}` | `{default}` | {_allowed(leaf)} | {meaning} |"
 
 

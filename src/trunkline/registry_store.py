@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trunkline.adapters.sqlite_store import SqliteStore, marked_rev
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from trunkline.adapters.nats_bucket import NatsBucket
     from trunkline.control.gateways import Gateways
     from trunkline.control.mirrored_store import MirroredStore
+    from trunkline.control.relays import RelayParts
+    from trunkline.control.sibling_words import Seal
+    from trunkline.control.siblings import SiblingParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,31 +86,19 @@ def gateways_at(
     ground: Ground, shared: Shared, registry: Registry, on_back: Callable[[], None]
 ) -> Gateways:
     """This gateway among those at the registry; not entered yet."""
+    from trunkline import cli
     from trunkline.control.gateways import GatewayParts, Gateways
     from trunkline.control.load_sync import LoadSync
     from trunkline.control.sibling_words import Seal
-    from trunkline.control.siblings import SiblingParts
 
     if shared.store.is_joined:
         shared.store.owes_mend = False  # loading did it
     nonce = secrets.token_hex(16)
-
-    def siblings(gateways: Gateways) -> SiblingParts:
-        return SiblingParts(
-            life=nonce,
-            calls=shared.wire,
-            seal=Seal(ground.root_key),
-            clock=ground.clock,
-            log=ground.log,
-            begin=gateways.begin,
-            others=gateways.others,
-            table=lambda: registry.table,
-            draw=secrets.token_bytes,
-        )
-
+    seal = Seal(ground.root_key)
     return Gateways(
         GatewayParts(
-            siblings=siblings,
+            siblings=partial(_siblings, ground, shared, registry, seal, nonce),
+            relays=partial(_relays, ground, shared, seal, nonce),
             load=LoadSync(nonce, shared.wire, ground.clock),
             life=f"gateway/{host_name()}#{nonce}",
             nonce=nonce,
@@ -115,8 +107,51 @@ def gateways_at(
             board=shared.board,
             clock=ground.clock,
             log=ground.log,
+            version=cli.version(),
             on_back=on_back,
         )
+    )
+
+
+def _siblings(
+    ground: Ground,
+    shared: Shared,
+    registry: Registry,
+    seal: Seal,
+    nonce: str,
+    gateways: Gateways,
+) -> SiblingParts:
+    from trunkline.control.siblings import SiblingParts
+
+    return SiblingParts(
+        life=nonce,
+        calls=shared.wire,
+        seal=seal,
+        clock=ground.clock,
+        log=ground.log,
+        begin=gateways.begin,
+        others=gateways.others,
+        table=lambda: registry.table,
+        draw=secrets.token_bytes,
+    )
+
+
+def _relays(
+    ground: Ground, shared: Shared, seal: Seal, nonce: str, gateways: Gateways
+) -> RelayParts:
+    from trunkline.adapters.aes_gcm import LifeCipher
+    from trunkline.control.relays import RelayParts
+
+    return RelayParts(
+        life=nonce,
+        calls=shared.wire,
+        seal=seal,
+        cipher=LifeCipher(ground.root_key, nonce),
+        clock=ground.clock,
+        log=ground.log,
+        begin=gateways.begin,
+        others=gateways.others,
+        draw=secrets.token_bytes,
     )
 
 

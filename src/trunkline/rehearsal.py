@@ -31,6 +31,7 @@ def run_worker(args: argparse.Namespace) -> int:
     from trunkline.adapters.sglang_wire import SglangWire
     from trunkline.adapters.template import load_template
     from trunkline.adapters.tokenizer import load_tokenizer
+    from trunkline.lifetime import taken_port_named
     from trunkline.ports.publisher import EventPublisher
     from trunkline.worker import app
     from trunkline.worker.options import Surface, options_from
@@ -55,6 +56,8 @@ def run_worker(args: argparse.Namespace) -> int:
             buffer_batches=options.event_ring,
         )
 
+    with taken_port_named("--port", options.host, options.port):
+        listener = app.listen(options.host, options.port)
     app.run_worker(
         options,
         app.WorkerParts(
@@ -67,6 +70,7 @@ def run_worker(args: argparse.Namespace) -> int:
             transfer_key=read_key(options.transfer_key_file, "transfer_key_file"),
             sealer=AesGcmSealer() if options.disk_blocks else None,
         ),
+        listener,
     )
     return 0
 

@@ -17,28 +17,47 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.assembly import Core
 from trunkline.config import Config, ListenConfig
 from trunkline.control.load_sync import LoadSync
+from trunkline.errors import AuditDown
+from trunkline.gateway.backend import Call
 from trunkline.gateway.front import Front, Readiness
-from trunkline.gateway.listener import bind_admin, json_response, problem_response
+from trunkline.gateway.listener import (
+    bind_admin,
+    json_response,
+    problem_response,
+    read_body,
+)
 from trunkline.gateway.shared_port import Address, sockets_at
 from trunkline.gateway.waiting_room import WaitingRoom
 from trunkline.lifetime import announce, taken_port_named
+from trunkline.observe import log
+from trunkline.reload import Apply, Hangups, Reloaded, Reloader
+from trunkline.reload_record import Asking, Keep, Note, ReloadRecord
 
 READY_S = 10.0
 """So long a process that joins others waits for its first worker before it takes connections."""
 TOKEN_HEADER = "x-trunkline-parent"
 SOURCE_HEADER = "x-trunkline-source"
-"""Who asks the parent, as only the parent may say."""
+"""Who asks the parent, as only the parent may say; without it the parent asks for itself."""
 CATCH_UP = "/catch-up"
 """Asked by the parent alone: take in what other processes have changed."""
+TAKE_SETTINGS = "/take-settings"
+"""Told by the parent alone: these settings are in force from here on."""
+NOTE_RELOAD = "/note-reload"
+"""Told by the parent alone, to the first: this is to be in the audit log."""
+MAX_SETTINGS_BYTES = 16 << 20
+MAX_NOTE_BYTES = 64 << 10
 SERVE, SERVE_WHEN_READY = b"serve\n", b"serve when ready\n"
 _LOOK_S = 0.05
 
@@ -70,8 +89,10 @@ class Alone:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._room = WaitingRoom(config.listen)
+        self._hangups: Hangups | None = None
 
     async def open(self) -> None:
+        self._hangups = Hangups()
         with taken_port_named("--port", self._config.listen.host, self._config.listen.port):
             await self._room.open()
 
@@ -93,8 +114,20 @@ class Alone:
             self._config, listen=replace(self._config.listen, port=port, admin_port=admin_port)
         )
 
-    def guarded(self, app: ASGIApp, catch_up: Callable[[], Awaitable[None]]) -> ASGIApp:
+    def guarded(
+        self, app: ASGIApp, catch_up: Callable[[], Awaitable[None]], apply: Apply, keep: Keep
+    ) -> ASGIApp:
         return app
+
+    def reloading(
+        self, reloader: Reloader, record: ReloadRecord
+    ) -> Callable[[Call], Awaitable[Reloaded]]:
+        """What an operator's wish does."""
+        return partial(record.asked, reload=reloader.reload)
+
+    def heeds(self, reloader: Reloader, record: ReloadRecord) -> list[Coroutine[Any, Any, None]]:
+        assert self._hangups is not None, "before it was opened"
+        return [self._hangups.heed(partial(record.hung_up, reloader.reload, log))]
 
     def announce(self, bound: Config, admin_port: int) -> None:
         announce(bound)
@@ -133,8 +166,19 @@ class Seat:
     def bound(self, port: int, admin_port: int) -> Config:
         return self._handed.shown
 
-    def guarded(self, app: ASGIApp, catch_up: Callable[[], Awaitable[None]]) -> ASGIApp:
-        return FromParent(app, self._handed.token, catch_up)
+    def guarded(
+        self, app: ASGIApp, catch_up: Callable[[], Awaitable[None]], apply: Apply, keep: Keep
+    ) -> ASGIApp:
+        return FromParent(app, self._handed.token, catch_up, apply, keep)
+
+    def reloading(
+        self, reloader: Reloader, record: ReloadRecord
+    ) -> Callable[[Call], Awaitable[Asking]]:
+        """The parent reads the sources, when it knows from here that who asks may have it read."""
+        return record.asks
+
+    def heeds(self, reloader: Reloader, record: ReloadRecord) -> list[Coroutine[Any, Any, None]]:
+        return []
 
     def announce(self, bound: Config, admin_port: int) -> None:
         _say({"admin_port": admin_port})
@@ -181,7 +225,16 @@ def _say(line: dict[str, Any]) -> None:
 class FromParent:
     """Lets in what the parent passes on, in the name of whom it names."""
 
-    def __init__(self, app: ASGIApp, token: str, catch_up: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str,
+        catch_up: Callable[[], Awaitable[None]],
+        apply: Apply,
+        keep: Keep,
+    ) -> None:
+        self._apply = apply
+        self._keep = keep
         self._app = app
         self._token = token.encode()
         self._catch_up = catch_up
@@ -192,9 +245,27 @@ class FromParent:
         if not hmac.compare_digest(given, self._token):
             text = "this is one of several processes: ask the admin port that they share"
             await problem_response(403, text)(scope, receive, send)
+        elif SOURCE_HEADER in headers:
+            scope["client"] = (headers[SOURCE_HEADER], 0)
+            await self._app(scope, receive, send)
         elif scope["path"] == CATCH_UP:
             await self._catch_up()
             await json_response({})(scope, receive, send)
+        elif scope["path"] == TAKE_SETTINGS:
+            told = await read_body(Request(scope, receive), MAX_SETTINGS_BYTES)
+            await self._apply(msgspec.json.decode(told, type=Config))
+            await json_response({})(scope, receive, send)
+        elif scope["path"] == NOTE_RELOAD:
+            answer = await self._noted(Request(scope, receive))
+            await answer(scope, receive, send)
         else:
-            scope["client"] = (headers.get(SOURCE_HEADER, ""), 0)
+            scope["client"] = ("", 0)
             await self._app(scope, receive, send)
+
+    async def _noted(self, request: Request) -> Response:
+        note = msgspec.json.decode(await read_body(request, MAX_NOTE_BYTES), type=Note)
+        try:
+            await self._keep(note)
+        except AuditDown as error:
+            return problem_response(error.status, str(error), error.code)
+        return json_response({})

@@ -22,9 +22,11 @@ class Setting:
     aliases: tuple[str, ...] = ()
     """`other-flag` for a second flag, `other=value` for a second spelling of a value."""
     is_secret: bool = False
+    is_live: bool = False
+    """A reload changes it in a gateway that runs; all others are read as it starts."""
 
 
-def setting(
+def setting(  # noqa: PLR0913 - one for each field of `Setting`
     default: Any,  # the field's own type; dataclasses.field has no better one to give
     sentence: str,
     *,
@@ -34,6 +36,7 @@ def setting(
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
     is_secret: bool = False,
+    is_live: bool = False,
 ) -> Any:
     """A dataclass field that carries a `Setting`."""
     meta = Setting(
@@ -44,5 +47,6 @@ def setting(
         choices=choices,
         aliases=aliases,
         is_secret=is_secret,
+        is_live=is_live,
     )
     return field(default=default, metadata={"setting": meta})

@@ -11,13 +11,14 @@ import argparse
 import dataclasses
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from trunkline.config import Config, ListenConfig, ModelTable
 from trunkline.discovery_side import discovery_problems
 from trunkline.errors import ConfigError
+from trunkline.foreign import FOREIGN, SAME_WITH
 from trunkline.leaf import (
     PREFIX,
     Leaf,
@@ -27,6 +28,7 @@ from trunkline.leaf import (
     leaves,
     leaves_by_name,
     read_bounded,
+    secrets_in,
     shown,
     toml_value,
 )
@@ -34,37 +36,25 @@ from trunkline.model_tables import TITLE, as_dicts, as_toml, conflict, tables_fr
 from trunkline.worker_url import worker_name, worker_url_problem
 from trunkline.written import is_loopback, is_printable_ascii, nearest
 
+MAX_REFUSALS = 12
+"""Named at once; of more it is said how many there are."""
 _MAX_FILE_BYTES = 1 << 20
+_QUOTES = 'texts stand in quotes: policy = "cache_aware"'
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_NO_IDS = frozenset({"authorization", "cookie", "host", "content-length", "content-type"})
+_ORIGIN = re.compile(r"\*|https?://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 
 OTHER_VARIABLES = frozenset({"TRUNKLINE_CONFIG", "TRUNKLINE_PURE"})
 """Variables with our prefix that are no settings."""
+
+COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""As OpenTelemetry has it, for all programs of a machine; whatever else says weighs more."""
 
 # A Kubernetes service called `trunkline` puts these into every container of its namespace.
 _SERVICE_LINK = re.compile(
     r"TRUNKLINE_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)\Z"
 )
-
-_NO_THRESHOLDS = "the cost in milliseconds has no thresholds: remove it (see --policy)"
-_NO_TREE = "the directory follows cache events, with leases: remove it (bounds: --max-blocks)"
-FOREIGN: Mapping[str, str] = {
-    "cache_threshold": _NO_THRESHOLDS,
-    "balance_abs_threshold": _NO_THRESHOLDS,
-    "balance_rel_threshold": _NO_THRESHOLDS,
-    "eviction_interval_secs": _NO_TREE,
-    "max_tree_size": _NO_TREE,
-    "request_timeout_secs": "an answer has no total limit: "
-    "use --first-byte-timeout-ms and --stream-idle-timeout-ms",
-    "retry_backoff_multiplier": "the pause doubles, jittered: use --retry-max-backoff-ms",
-    "retry_jitter_factor": "the pause is always jittered: remove it",
-    "routing_logic": "use --policy",
-    "router_mode": "use --policy",
-    "static_backends": "use --worker-urls",
-    "static_models": "use --served-model-name",
-    "router_ttl_secs": "use --approximate-ttl-ms",
-    "router_predicted_ttl_secs": "use --predicted-ttl-ms",
-    "router_temperature": "near ties are broken by --seed: remove it",
-}
-"""Settings of other routers that mean nothing here, by key, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,33 +84,116 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def resolve(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
     """Merge all sources. `flags` is what the parser found: names of settings, and `config`.
 
-    Raises ConfigError naming key, value, bound, source and remedy.
+    Raises ConfigError naming key, value, bound, source and remedy, of all that are wrong.
     """
     values: dict[str, Any] = {leaf.name: leaf.default for leaf in leaves()}
     origins = {leaf.name: "default" for leaf in leaves()}
+    refused: list[ConfigError] = []
 
-    def settle(leaf: Leaf, value: Any, origin: str) -> None:
-        values[leaf.name] = checked(leaf, value, origin)
-        origins[leaf.name] = origin
+    def settle(leaf: Leaf, read: Callable[[Leaf, Any, str], Any], given: Any, origin: str) -> None:
+        try:
+            values[leaf.name] = checked(leaf, read(leaf, given, origin), origin)
+            origins[leaf.name] = origin
+        except ConfigError as error:
+            refused.append(error)
 
-    path = flags.get("config") or environ.get("TRUNKLINE_CONFIG")
+    if collector := environ.get(COLLECTOR):
+        settle(leaves_by_name()["otlp_endpoint"], from_text, collector, f"environment {COLLECTOR}")
+    path = file_in(flags, environ)
     models: tuple[ModelTable, ...] = ()
     if path:
-        origin = f"file {path}"
-        document, mode = _document(str(path))
-        models = tables_from_toml(document.pop(TITLE, []), str(path))
-        for leaf, value in _read_file(document, mode, str(path)):
-            settle(leaf, from_toml(leaf, value, origin), origin)
-    for leaf, text in _read_environment(environ):
-        origin = f"environment {leaf.variable}"
-        settle(leaf, from_text(leaf, text, origin), origin)
+        document, mode = _document(path)
+        refused += _refusals_in(dict(document), mode, path)
+        if not refused:
+            models = tables_from_toml(document.pop(TITLE, []), path)
+            for leaf, value in _read_file(document, mode, path):
+                settle(leaf, from_toml, value, f"file {path}")
+    for leaf, text in _read_environment(environ, refused):
+        settle(leaf, from_text, text, f"environment {leaf.variable}")
     for leaf in leaves():
         if leaf.name in flags:
-            origin = f"flag {leaf.flag}"
-            settle(leaf, from_text(leaf, flags[leaf.name], origin), origin)
+            settle(leaf, from_text, flags[leaf.name], f"flag {leaf.flag}")
+    _raise_all(refused)
     config = replace(_plant(values), models=models)
-    _check_together(config, origins)
+    check_together(config, origins)
     return Resolved(config=config, origins=origins)
+
+
+def check_together(config: Config, origins: Mapping[str, str] | None = None) -> None:
+    """What a field alone cannot tell. Raises ConfigError, of all that is wrong."""
+    limits, retry = config.limits, config.retry
+    problems = {
+        "worker_urls": _urls_problem(
+            (*config.worker_urls, *(url for table in config.models for url in table.worker_urls))
+        ),
+        "served_model_name": conflict(config),
+        **discovery_problems(config.discovery),
+        **_listen_problems(config.listen),
+        **_auth_problems(config),
+        "max_header_bytes": limits.max_header_bytes > limits.max_head_bytes
+        and f"is above max_head_bytes = {limits.max_head_bytes}",
+        "retry_initial_backoff_ms": retry.retry_initial_backoff_ms > retry.retry_max_backoff_ms
+        and f"is above retry_max_backoff_ms = {retry.retry_max_backoff_ms}",
+        "health_check_endpoint": _path_problem(config.health.health_check_endpoint),
+        "ext_proc_port": config.envoy.ext_proc_port
+        and config.listen.processes > 1
+        and "is one process's: leave --processes at 1",
+        "otlp_endpoint": config.observe.otlp_endpoint
+        and worker_url_problem(config.observe.otlp_endpoint),
+    }
+    beside = "beside what waits for a restart"
+    _raise_all(
+        [
+            ConfigError(
+                f"{leaves_by_name()[name].key} ({origins[name] if origins else beside}) {problem}"
+            )
+            for name, problem in problems.items()
+            if problem
+        ]
+    )
+
+
+def file_in(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """The settings file that `resolve` would read; empty where none is given."""
+    return str(flags.get("config") or environ.get("TRUNKLINE_CONFIG") or "")
+
+
+def refusals_in(path: str) -> list[ConfigError]:
+    """All that `resolve` would refuse of a settings file by itself, one key after the other. Raises
+    ConfigError for one that cannot be read.
+    """
+    return _refusals_in(*_document(path), path)
+
+
+def _refusals_in(document: dict[str, Any], mode: int, path: str) -> list[ConfigError]:
+    tables = document.pop(TITLE, [])
+    found: list[ConfigError] = []
+    for title, content in document.items():
+        section = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+        alone: list[dict[str, Any]] = [{title: {name: value}} for name, value in section.items()]
+        for part in alone or [{title: content}]:
+            try:
+                for leaf, given in _read_file(part, mode, path):
+                    checked(leaf, from_toml(leaf, given, f"file {path}"), f"file {path}")
+            except ConfigError as refusal:
+                found.append(refusal)
+    try:
+        tables_from_toml(tables, path)
+    except ConfigError as refusal:
+        found.append(refusal)
+    return list({str(one): one for one in found}.values())  # a section nobody knows is one
+
+
+def _raise_all(refused: Sequence[ConfigError]) -> None:
+    """The first, which has the others with it."""
+    if not refused:
+        return
+    first, *others = refused
+    also = [str(one) for one in others[: MAX_REFUSALS - 1]]
+    if len(also) < len(others):
+        also.append(f"and {len(others) - len(also)} more")
+    first.also = tuple(also)
+    raise first
 
 
 def to_toml(resolved: Resolved) -> str:
@@ -150,8 +223,7 @@ def redacted(config: Config) -> dict[str, Any]:
 
 def secret_values(config: Config) -> tuple[str, ...]:
     """Every secret in the tree, for `observe.configure` to keep out of the logs."""
-    found = (leaf.value_in(config) for leaf in leaves() if leaf.setting.is_secret)
-    return tuple(value for value in found if value)
+    return tuple(one for leaf in leaves() for one in secrets_in(leaf, leaf.value_in(config)))
 
 
 def unknown_name(
@@ -162,11 +234,16 @@ def unknown_name(
     manual: str = "trunkline serve --help",
 ) -> ConfigError:
     """The refusal of a name nobody knows. `name` is its key form, `written` how it was given."""
-    if name in FOREIGN:
-        return ConfigError(f"{written} ({source}) belongs to other routers; {FOREIGN[name]}")
+    bare = name.removeprefix(SAME_WITH)
+    remedy = FOREIGN.get(name) or FOREIGN.get(bare)
+    if remedy is not None:
+        return ConfigError(f"{written} ({source}) belongs to other routers; {remedy}")
     for leaf in leaves():
-        if f"--{name.replace('_', '-')}" in leaf.flag_aliases:
-            return ConfigError(f"{written} ({source}) is called {leaf.name} here")
+        names = (leaf.flag, *leaf.flag_aliases)
+        if leaf.name != name and f"--{bare.replace('_', '-')}" in names:
+            is_flag, is_variable = written.startswith("-"), written.startswith(PREFIX)
+            ours = leaf.flag if is_flag else leaf.variable if is_variable else leaf.name
+            return ConfigError(f"{written} ({source}) is called {ours} here")
     near = nearest(written, known)
     hint = f"did you mean {near}?" if near else f"see {manual}"
     return ConfigError(f"{written} ({source}) is not a setting; {hint}")
@@ -193,7 +270,10 @@ def _add_flag(group: Any, leaf: Leaf) -> None:  # Any: argparse gives its groups
         group.add_argument(alias, help=argparse.SUPPRESS, **options)
 
 
-def _read_environment(environ: Mapping[str, str]) -> Iterable[tuple[Leaf, str]]:
+def _read_environment(
+    environ: Mapping[str, str], refused: list[ConfigError]
+) -> Iterable[tuple[Leaf, str]]:
+    """What names no setting goes to `refused`."""
     by_variable = {leaf.variable: leaf for leaf in leaves()}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
@@ -204,7 +284,8 @@ def _read_environment(environ: Mapping[str, str]) -> Iterable[tuple[Leaf, str]]:
         leaf = by_variable.get(variable)
         if leaf is None:
             name = variable.removeprefix(PREFIX).lower()
-            raise unknown_name(name, variable, by_variable, "environment")
+            refused.append(unknown_name(name, variable, by_variable, "environment"))
+            continue
         yield leaf, text
 
 
@@ -215,8 +296,9 @@ def _document(path: str) -> tuple[dict[str, Any], int]:
     raw, mode = read_bounded(path, _MAX_FILE_BYTES, "settings file")
     try:
         return tomllib.loads(raw.decode("utf-8")), mode
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        hint = f"; {_QUOTES}" if str(error).startswith("Invalid value") else ""
+        raise ConfigError(f"settings file {path} is not TOML: {error}{hint}") from error
 
 
 def _read_file(document: dict[str, Any], mode: int, path: str) -> Iterable[tuple[Leaf, Any]]:
@@ -229,10 +311,17 @@ def _read_file(document: dict[str, Any], mode: int, path: str) -> Iterable[tuple
             raise unknown_name(title, f"[{title}]", [f"[{name}]" for name in sections], path)
         for name, value in cast("dict[str, Any]", content).items():  # what a TOML table is
             leaf = _placed(name, title, path)
-            is_open = leaf.setting.is_secret and mode & stat.S_IROTH
-            if is_open and value and not str(value).startswith("@"):
+            if mode & stat.S_IROTH and _has_secret(leaf, value):
                 raise ConfigError(f"{path} holds {leaf.key} and everyone may read it; chmod 600 it")
             yield leaf, value
+
+
+def _has_secret(leaf: Leaf, value: Any) -> bool:
+    """Whether the file itself holds one: a key, or whom a URL logs in as."""
+    if leaf.setting.is_secret:
+        return bool(value) and not str(value).startswith("@")
+    items = cast("list[Any]", value) if isinstance(value, list) else [value]  # as TOML has it
+    return any(True for _ in secrets_in(leaf, tuple(one for one in items if isinstance(one, str))))
 
 
 def _placed(name: str, section: str, path: str) -> Leaf:
@@ -258,28 +347,6 @@ def _plant(values: Mapping[str, Any]) -> Config:
         names = [leaf.name for leaf in leaves() if leaf.section == branch.name]
         branches[branch.name] = make(**{name: values[name] for name in names})
     return Config(**branches)
-
-
-def _check_together(config: Config, origins: Mapping[str, str]) -> None:
-    """What a field alone cannot tell."""
-    limits, retry = config.limits, config.retry
-    problems = {
-        "worker_urls": _urls_problem(
-            (*config.worker_urls, *(url for table in config.models for url in table.worker_urls))
-        ),
-        "served_model_name": conflict(config),
-        **discovery_problems(config.discovery),
-        **_listen_problems(config.listen),
-        **_auth_problems(config),
-        "max_header_bytes": limits.max_header_bytes > limits.max_head_bytes
-        and f"is above max_head_bytes = {limits.max_head_bytes}",
-        "retry_initial_backoff_ms": retry.retry_initial_backoff_ms > retry.retry_max_backoff_ms
-        and f"is above retry_max_backoff_ms = {retry.retry_max_backoff_ms}",
-        "health_check_endpoint": _path_problem(config.health.health_check_endpoint),
-    }
-    for name, problem in problems.items():
-        if problem:
-            raise ConfigError(f"{leaves_by_name()[name].key} ({origins[name]}) {problem}")
 
 
 def _auth_problems(config: Config) -> dict[str, str | None]:
@@ -309,10 +376,24 @@ def _listen_problems(listen: ListenConfig) -> dict[str, str | None]:
     for name, host in (("host", listen.host), ("admin_host", listen.admin_host)):
         if not host or any(character.isspace() for character in host):
             problems[name] = f"{host!r} is no address; 127.0.0.1 or 0.0.0.0 are"
+    bad_names = [name for name in listen.request_id_headers if not _NAME.fullmatch(name)]
+    taken = [name for name in listen.request_id_headers if name in _NO_IDS]
+    bad_origins = [text for text in listen.cors_allowed_origins if not _ORIGIN.fullmatch(text)]
+    if bad_names or taken:
+        problems["request_id_headers"] = (
+            f"{bad_names[0][:80]!r} is no name of a header, in small letters"
+            if bad_names
+            else f"{taken[0]} holds no id of a request"
+        )
+    if bad_origins:
+        problems["cors_allowed_origins"] = (
+            f"{bad_origins[0][:80]!r} is no origin such as https://app.example, without a path"
+        )
     if not is_loopback(listen.admin_host) and not listen.admin_api_key:
         problems.setdefault(
             "admin_host",
-            f"{listen.admin_host} is reachable from other machines and needs --admin-api-key",
+            f"{listen.admin_host} is reachable from other machines, which nobody asks for a key;"
+            " give --admin-api-key @FILE, or --admin-host 127.0.0.1",
         )
     if listen.admin_api_key and listen.admin_api_key == listen.api_key:
         problems["admin_api_key"] = "equals api_key: every client would be an operator"

@@ -13,7 +13,7 @@ from trunkline.admin_client import DEFAULT_URL, KEY_VARIABLE
 
 ROLES = (
     *("tenant.user", "tenant.admin", "org.admin"),
-    *("fleet.operator", "security.officer", "auditor"),
+    *("fleet.operator", "fleet.metrics", "security.officer", "auditor"),
 )
 _SUBJECTS = (
     "tenant/NAME, user/TENANT/NAME, org/NAME, model/NAME, adapter/NAME, key_class/NAME, public/NAME"

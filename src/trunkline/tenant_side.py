@@ -14,6 +14,7 @@ from trunkline.control.load_sync import LoadSync
 from trunkline.control.siblings import HandoverStats
 from trunkline.gateway.errands import Errands
 from trunkline.gateway.filler import Filler, FillerParts
+from trunkline.gateway.isolation import IsolationCost
 from trunkline.gateway.metrics import Sample, summed
 from trunkline.observe import EventLog
 
@@ -26,8 +27,10 @@ class TenantSide:
         core: Core,
         *,
         errands: Errands,
+        cost: IsolationCost,
         log: EventLog,
     ) -> None:
+        self.cost = cost
         publics = core.namespaces.publics
         assert publics is not None, "the authority knows the fleet"
         self._namespaces = core.namespaces
@@ -49,6 +52,7 @@ class TenantSide:
         yield Sample("namespaces_active", len(self._namespaces))
         yield Sample("public_prefixes_active", len(self._publics))
         yield Sample("public_fills_total", self.filler.filled)
+        yield from self.cost.samples()
 
 
 class TenantMetrics:
@@ -72,11 +76,18 @@ class TenantMetrics:
                 yield from _words(gateways.load)
             if gateways.siblings is not None:
                 yield from _handovers(gateways.siblings.stats)
+            if gateways.relays is not None:
+                yield Sample("relayed_feeds_active", gateways.relays.listening_count)
+                yield Sample("relayed_batches_total", gateways.relays.stats.heard, ("heard",))
+                yield Sample("relayed_batches_total", gateways.relays.stats.told, ("told",))
         health = tenants.audit.health()
         yield Sample("audit_sinks_up", health.sinks_up)
         pending = health.pending + tenants.revoker.outbox.pending_records
         yield Sample("audit_records_pending", pending)
         yield Sample("audit_records_dropped_total", health.dropped)
+        yield Sample("revocations_pending", tenants.revoker.pending_count)
+        yield Sample("revocations_total", tenants.revoker.receipts.count)
+        yield Sample("revocation_seconds_total", tenants.revoker.receipts.ms / 1_000.0)
         holders = tenants.holdings.all()
         yield Sample("worker_leases_active", sum(holder.is_granted() for holder in holders))
 

@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from trunkline.adapters.clock import SystemClock
-from trunkline.config import Config, DirectoryConfig
+from trunkline.config import Config
 from trunkline.config_discovery import DiscoveryConfig
-from trunkline.discovery_side import followed, worker_sources
-from trunkline.errors import ConfigError
+from trunkline.discovery_side import followed, named_roster, worker_sources
+from trunkline.fleet_side import member_parts, memberships
 from trunkline.leaf import read_key, read_root_key
-from trunkline.lifetime import until_stopped
-from trunkline.model_tables import configs_of, names_of
+from trunkline.lifetime import raise_descriptors, until_stopped
+from trunkline.model_tables import configs_of
+from trunkline.proxy_side import decides_for_envoy
 from trunkline.texts import Texts, load_texts
 from trunkline.worker_specs import named_specs, spec_reader
 
@@ -34,105 +33,193 @@ if TYPE_CHECKING:
     from trunkline.adapters.zmq_events import EventContext
     from trunkline.assembly import Books, Core
     from trunkline.authority import Authority
-    from trunkline.control.discovery import Facts
     from trunkline.control.fleets import Members
-    from trunkline.control.parts import MemberParts
     from trunkline.control.roster import SpecOf
-    from trunkline.core.actions import Action
-    from trunkline.core.feed import FeedLimits, WorkerFeed
+    from trunkline.control.views import WorkerSpec
     from trunkline.core.principals import Principal
     from trunkline.core.records import WorkerId
+    from trunkline.effects import Running
+    from trunkline.gateway.admin import Reload
     from trunkline.gateway.counters import AccessRecord
     from trunkline.gateway.front import Front, FrontParts, Readiness
+    from trunkline.gateway.span_queue import SpanQueue
     from trunkline.gateway.tenancy import Tenancy
+    from trunkline.gateway.tracing import Tracer
     from trunkline.model_half import Half
     from trunkline.operations import Operations
-    from trunkline.ports.worker import EventSource
+    from trunkline.overview_side import Overviews
+    from trunkline.reload import Again, Reloader
+    from trunkline.reload_record import ReloadRecord
     from trunkline.seat import Alone, Seat
 
 
 # -- trunkline serve -------------------------------------------------------------------------------
 
 
-def serve(config: Config) -> int:
-    """`trunkline serve`: until SIGINT or SIGTERM."""
+def serve(config: Config, again: Again | None = None) -> int:
+    """`trunkline serve`: until SIGINT or SIGTERM. `again` reads the settings anew."""
     import uvloop
 
     from trunkline import observe
     from trunkline.settings import secret_values
 
+    raise_descriptors()  # further processes inherit it
     if config.listen.processes > 1:
         from trunkline.parent import serve_several
 
-        return serve_several(config)
+        return serve_several(config, again)
     level: Any = config.observe.log_level  # both are checked against their choices already
     shape: Any = config.observe.log_format
-    redactor = observe.configure(level, shape, secrets=secret_values(config))
-    return uvloop.run(run_gateway(config, redactor.add))
+    redactor = observe.configure(
+        level, shape, secrets=secret_values(config), folder=config.observe.log_dir
+    )
+    return uvloop.run(run_gateway(config, redactor.add, again=again))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gateway:
+    """One that is put together, and does nothing yet."""
+
+    front: Front
+    cores: list[Core]
+    admin: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+    """Serves the admin port until the event is set."""
+    beside: list[Coroutine[Any, Any, None]]
+    """What runs as long as it serves."""
+    announce: Callable[[], None]
 
 
 async def run_gateway(
-    config: Config, hide: Callable[[str], None], place: Alone | Seat | None = None
+    config: Config,
+    hide: Callable[[str], None],
+    place: Alone | Seat | None = None,
+    again: Again | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, on the running loop. `hide` keeps a secret out of logs;
     without a `place` the process is alone.
     """
     from trunkline import observe
     from trunkline.adapters.zmq_events import event_context
-    from trunkline.authority import open_authority
-    from trunkline.control.clocks import watch_clocks
     from trunkline.control.membership import MAX_WORKERS
-    from trunkline.gateway.front import Front
-    from trunkline.gateway.listener import serve_admin
     from trunkline.seat import Alone
 
-    spec_of = spec_reader(config)
-    specs = named_specs(config, spec_of)
-    sources = worker_sources(config.discovery)
-    clock, context = SystemClock(), event_context(MAX_WORKERS)
+    context = event_context(MAX_WORKERS)
     place = place or Alone(config)
     if place.is_first:
         _say_what_is_open(config)
-    root_key = place.root_key or read_root_key(config.model.root_key_file)
     async with AsyncExitStack() as stack:
         stack.callback(place.close)
         await place.open()
-        authority = await stack.enter_async_context(
-            open_authority(config, clock, root_key, observe.log)
-        )
-        halves = await _halves(config, clock, context, authority)
-        cores = [half.core for half in halves]
-        members = await _members(config, halves, stack)
-        front_parts = _front_parts(config, halves, members, clock, authority.tenancy)
-        front = Front(front_parts)
-        await place.take(front)
-        authority.attach(front, cores)
-        if authority.holdings is not None:
-            authority.holdings.listen(_told_of_pulls(cores))
-        listener = place.bind_admin()
-        operations = _operations(authority, members, halves, front, spec_of, hide)
-        for spec in specs:
-            operations.add(spec)
-        admin_port = listener.getsockname()[1]
-        bound = place.bound(front.port, admin_port)
-        app = _admin(bound, operations, authority, halves)
-        admin = place.guarded(app, partial(_catch_up, authority))
-        beside = [work for half in halves for work in half.beside(config, clock)]
-        beside += followed(sources, config.discovery, members, spec_of, hide)
-        beside.append(watch_clocks(clock, observe.log))
-        beside += place.beside(front, front_parts.readiness)
-        beside += place.share_load(cores)
-        await until_stopped(
-            lambda: place.announce(bound, admin_port),
-            front,
-            beside,
-            lambda stop: serve_admin(admin, listener, stop),
-        )
-    for core in cores:
+        made = await _put_together(config, hide, place, again, stack, context)
+        await until_stopped(made.announce, made.front, made.beside, made.admin)
+    for core in made.cores:
         core.prompts.close()
     context.term()
-    observe.log.info("gateway.stopped", served_requests=sum(front.counters.requests.values()))
+    served = sum(made.front.counters.requests.values())
+    observe.log.info("gateway.stopped", served_requests=served)
     return 0
+
+
+async def _put_together(
+    config: Config,
+    hide: Callable[[str], None],
+    place: Alone | Seat,
+    again: Again | None,
+    stack: AsyncExitStack,
+    context: EventContext,
+) -> _Gateway:
+    from trunkline import observe
+    from trunkline.authority import open_authority
+    from trunkline.effects import Running
+    from trunkline.gateway.listener import serve_admin
+    from trunkline.trace_side import trace_side
+
+    spec_of, clock = spec_reader(config), SystemClock()
+    specs, sources = named_specs(config, spec_of), worker_sources(config.discovery)
+    root_key = place.root_key or read_root_key(config.model.root_key_file)
+    opening = open_authority(config, clock, root_key, observe.log)
+    authority = await stack.enter_async_context(opening)
+    halves = await _halves(config, clock, context, authority)
+    cores = [half.core for half in halves]
+    members = await memberships(config, halves, stack)
+    tracer, spans = trace_side(config, clock, observe.log)
+    front_parts = _front_parts(config, halves, members, clock, authority.tenancy, tracer)
+    front = await _front(front_parts, place, authority, cores)
+    listener = place.bind_admin()
+    bound = place.bound(front.port, admin_port := listener.getsockname()[1])
+    operations = _operations(authority, members, halves, front, spec_of, hide, specs)
+    named = named_roster(config.discovery, members, spec_of, hide, specs)
+    running = Running(
+        bound, front=front, halves=halves, authority=authority, named=named, hide=hide
+    )
+    reloader = _reloader(config, again, running, spec_of)
+    record = _reload_record(authority, clock)
+    reload = place.reloading(reloader, record)
+    app = _admin(running, operations, front, reload, members, clock, spans)
+    admin = place.guarded(app, partial(_catch_up, authority), running.apply, record.keep)
+    await stack.enter_async_context(decides_for_envoy(config, front, cores))
+    beside = _works(config, halves, members, clock, spans)
+    beside += followed(sources, config.discovery, members, spec_of, hide)
+    beside += place.beside(front, front_parts.readiness)
+    beside += place.share_load(cores)
+    beside += place.heeds(reloader, record)
+    return _Gateway(
+        front=front,
+        cores=cores,
+        admin=lambda stop: serve_admin(admin, listener, stop),
+        beside=beside,
+        announce=lambda: place.announce(bound, admin_port),
+    )
+
+
+async def _front(
+    parts: FrontParts, place: Alone | Seat, authority: Authority, cores: Sequence[Core]
+) -> Front:
+    """Where clients are told to come; it has what it is to ask of the authority."""
+    from trunkline.gateway.front import Front
+
+    front = Front(parts)
+    await place.take(front)
+    authority.attach(front, cores)
+    _put_widenings_on_record(front, authority)
+    _listen_for_pulls(authority, cores)
+    return front
+
+
+def _works(
+    config: Config,
+    halves: Sequence[Half],
+    members: Members,
+    clock: SystemClock,
+    spans: SpanQueue | None,
+) -> list[Coroutine[Any, Any, None]]:
+    """What models, watches and traces have to do as long as it serves."""
+    from trunkline import observe
+    from trunkline.model_half import watches_of
+
+    works = [work for half in halves for work in half.beside(config, clock)]
+    works += watches_of(halves, members, clock, observe.log)
+    return works if spans is None else [*works, spans.run()]
+
+
+def _reloader(config: Config, again: Again | None, running: Running, spec_of: SpecOf) -> Reloader:
+    from trunkline import observe
+    from trunkline.reload import Reloader
+
+    return Reloader(
+        config,
+        again=again,
+        check=partial(named_specs, spec_of=spec_of),
+        apply=running.apply,
+        log=observe.log,
+    )
+
+
+def _reload_record(authority: Authority, clock: SystemClock) -> ReloadRecord:
+    from trunkline.reload_record import ReloadRecord, in_audit_log
+
+    tenants = authority.tenants
+    return ReloadRecord(in_audit_log(tenants and tenants.administration), clock.wall)
 
 
 def _operations(
@@ -142,11 +229,13 @@ def _operations(
     front: Front,
     spec_of: SpecOf,
     hide: Callable[[str], None],
+    specs: Sequence[WorkerSpec],
 ) -> Operations:
+    """With these workers in it."""
     from trunkline.model_half import preview_of
     from trunkline.operations import Operations
 
-    return Operations(
+    operations = Operations(
         membership=members,
         cores=[half.core for half in halves],
         counters=front.counters,
@@ -156,35 +245,68 @@ def _operations(
         preview=preview_of(halves, members, front.intake, authority),
         refused_credentials=authority.authenticator.refusals,
     )
+    for spec in specs:
+        operations.add(spec)
+    return operations
+
+
+def _overviews(
+    members: Members, halves: Sequence[Half], front: Front, clock: SystemClock
+) -> Overviews:
+    from trunkline.overview_side import overviews_of
+
+    return overviews_of(members, halves, front, clock)
 
 
 def _admin(
-    bound: Config, operations: Operations, authority: Authority, halves: Sequence[Half]
+    running: Running,
+    operations: Operations,
+    front: Front,
+    reload: Reload,
+    members: Members,
+    clock: SystemClock,
+    spans: SpanQueue | None,
 ) -> Starlette:
     from trunkline import cli
-    from trunkline.gateway.admin import admin_app
+    from trunkline.checkup import Checkup
+    from trunkline.control.probe import fetch
+    from trunkline.engines import FleetEngines
+    from trunkline.gateway.admin import Beside, admin_app
     from trunkline.gateway.metrics import Exposition, MetricsSource, Summed
     from trunkline.native import IMPLEMENTATION
-    from trunkline.settings import redacted
     from trunkline.tenant_side import TenantMetrics
 
+    authority, halves = running.authority, running.halves
+    checkup = Checkup(lambda: running.config, members, halves, authority, clock)
     sources: list[MetricsSource] = [operations, Summed(halves)]
     if authority.tenants is not None:
         sides = [half.side for half in halves if half.side is not None]
         sources.append(TenantMetrics(sides, authority.tenants))
+    if spans is not None:
+        sources.append(spans)
     return admin_app(
         operations,
         Exposition(sources, version=cli.version(), native=IMPLEMENTATION),
-        settings=redacted(bound),
-        key=bound.listen.admin_api_key,
+        settings=running.shown,
+        key=running.admin_key,
         tenancy=authority.tenants.administration if authority.tenants else None,
+        beside=Beside(
+            reload=reload,
+            checkup=checkup.look,
+            engines=FleetEngines(members, fetch=fetch, hide=running.hide),
+            overview=_overviews(members, halves, front, clock),
+        ),
     )
 
 
 def _say_what_is_open(config: Config) -> None:
-    """What an operator should know of the settings before the first request."""
+    """What an operator should know before the first request."""
     from trunkline import observe
+    from trunkline.native import STALE_CORE
 
+    if STALE_CORE:
+        remedy = "install it again (`make setup`); until then Python does its work, slower"
+        observe.log.warning("core.stale", meaning=STALE_CORE, remedy=remedy)
     if not config.worker_urls and config.discovery == DiscoveryConfig():
         observe.log.warning("workers.none", remedy="--worker-urls, or POST /workers")
     if config.auth.auth == "off":
@@ -239,16 +361,32 @@ def build_core(
     return assemble(config, given)
 
 
-def _told_of_pulls(
-    cores: Sequence[Core],
-) -> Callable[[str, Sequence[tuple[str, bytes]], int], None]:
-    """Who is told what leases say of pulls: all models' pickers, as each knows its own by name."""
+def _put_widenings_on_record(front: Front, authority: Authority) -> None:
+    """Who asks on the client port for a wider sharing than it has is in the audit log."""
+    from trunkline.administration import SCOPE_WIDEN
+    from trunkline.gateway.backend import Caller
+
+    if authority.tenants is None:
+        return
+    administration = authority.tenants.administration
+
+    def widening(principal: Principal, source: str, request_id: str) -> None:
+        caller = Caller(principal=principal, source=source, request_id=request_id)
+        why = "a request may only narrow the scope of its key"
+        administration.refused(caller, SCOPE_WIDEN, source, why)
+
+    front.on_widening = widening
+
+
+def _listen_for_pulls(authority: Authority, cores: Sequence[Core]) -> None:
+    """What leases say of pulls is told to all models' pickers, as each knows its own by name."""
 
     def told(worker: str, ended: Sequence[tuple[str, bytes]], lost: int) -> None:
         for number, core in enumerate(cores):  # which share one book: what was lost counts once
             core.picker.told_of_pulls(worker, ended, 0 if number else lost)
 
-    return told
+    if authority.holdings is not None:
+        authority.holdings.listen(told)
 
 
 def _say_ignored(worker: WorkerId) -> None:
@@ -289,128 +427,10 @@ async def _halves(
     authority.know_fleet(cores, clock)
     halves: list[Half] = []
     for one, core in zip(configs, cores, strict=True):
-        parts = _member_parts(one, core, clock, context, authority)
+        parts = member_parts(one, core, clock, context, authority)
         half = half_of(one, core, parts, authority, clock, secrets.token_bytes, observe.log)
         halves.append(half)
     return halves
-
-
-async def _members(config: Config, halves: Sequence[Half], stack: AsyncExitStack) -> Members:
-    """The workers of all models."""
-    from trunkline.control.fleets import Fleets
-    from trunkline.control.membership import Membership
-    from trunkline.control.probe import fetch
-
-    lease_ms = config.directory.heartbeat_ttl_ms
-    memberships = [
-        await stack.enter_async_context(Membership(half.parts, heartbeat_ttl_ms=lease_ms))
-        for half in halves
-    ]
-    if not config.models:
-        return memberships[0]
-    fleets = await stack.enter_async_context(
-        Fleets(
-            {table.name: home for table, home in zip(config.models, memberships, strict=True)},
-            names_of(config.models),
-            fetch=fetch,
-            timeout_ms=config.health.health_check_timeout_secs * 1_000.0,
-        )
-    )
-    for half in halves:
-        half.parts.on_other, half.parts.on_left = fleets.serves_another, fleets.left
-    return fleets
-
-
-def _member_parts(
-    config: Config, core: Core, clock: SystemClock, context: EventContext, authority: Authority
-) -> MemberParts:
-    from trunkline import observe
-    from trunkline.adapters.zmq_events import run_feed
-    from trunkline.control.parts import MemberParts
-    from trunkline.control.probe import fetch
-
-    async def follow(
-        source: EventSource, feed: WorkerFeed, on_action: Callable[[Action], None]
-    ) -> None:
-        await run_feed(source, feed, clock, on_action, context=context)
-
-    def why_not(facts: Facts) -> str:
-        return core.parity.why_not(facts.tokenizer_digest)
-
-    return MemberParts(
-        fleet=core.fleet,
-        directory=core.directory,
-        targets=core.picker,
-        clock=clock,
-        fetch=fetch,
-        make_feed=_feed_maker(config.directory, core, authority),
-        run_feed=follow,
-        find_sources=_sources_in,
-        model=core.model,
-        health=config.health,
-        breaker=config.breaker,
-        routing=config.routing,
-        default_block_tokens=config.model.block_size,
-        log=observe.log,
-        inexact=why_not,
-        holdings=authority.holdings,
-        keeps_apart=authority.tenants is not None,
-    )
-
-
-def _feed_maker(
-    bounds: DirectoryConfig, core: Core, authority: Authority
-) -> Callable[[WorkerId, EventSource], WorkerFeed]:
-    from trunkline.core.feed import WorkerFeed
-    from trunkline.core.folding import Folding
-    from trunkline.gateway.contracts import OPEN_GRANT
-
-    limits = _feed_limits(bounds)
-
-    def make_feed(worker: WorkerId, source: EventSource) -> WorkerFeed:
-        state = core.fleet.get(worker)
-        assert state is not None, f"{worker} has a feed before it is in the fleet"
-        if authority.tenants is None:
-            # Admitted first, so that what the worker's ring still holds is understood in time.
-            core.namespaces.namespace(OPEN_GRANT, state.block_tokens)
-        pages, folding = source.page_tokens, None
-        if pages and pages < state.block_tokens and state.block_tokens % pages == 0:
-            folding = Folding(page_tokens=pages, block_tokens=state.block_tokens)
-        return core.follow(
-            WorkerFeed(
-                worker,
-                core.directory,
-                rank=source.rank,
-                can_replay=source.replay_endpoint is not None,
-                limits=limits,
-                folding=folding,
-            )
-        )
-
-    return make_feed
-
-
-def _sources_in(answer: bytes, host: str) -> list[EventSource]:
-    """The event sources that a worker names; none where its answer makes no sense."""
-    from trunkline import observe
-    from trunkline.adapters.event_sources import discovered_sources
-
-    try:
-        return discovered_sources(msgspec.json.decode(answer), worker_host=host)
-    except (ConfigError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
-        observe.log.warning("worker.odd_event_sources", host=host, why=str(error))
-        return []
-
-
-def _feed_limits(bounds: DirectoryConfig) -> FeedLimits:
-    from trunkline.core.feed import FeedLimits
-
-    return FeedLimits(
-        max_buffered_batches=bounds.max_buffered_batches,
-        max_parked_runs=bounds.max_parked_runs,
-        parked_ttl_ms=bounds.parked_ttl_ms,
-        replay_timeout_ms=bounds.replay_timeout_ms,
-    )
 
 
 def _front_parts(
@@ -419,6 +439,7 @@ def _front_parts(
     members: Members,
     clock: SystemClock,
     tenancy: Tenancy,
+    tracer: Tracer,
 ) -> FrontParts:
     from trunkline import cli, observe
     from trunkline.gateway.front import FrontParts
@@ -427,15 +448,6 @@ def _front_parts(
 
     def log_request(record: AccessRecord) -> None:
         observe.log.debug("request.finished", **asdict(record))
-
-    def models(principal: Principal) -> bytes:
-        row = {"object": "model", "created": 0, "owned_by": "trunkline"}
-        rows = [
-            {"id": name, **row, "max_model_len": length}
-            for name, length in members.lengths(config.model.max_model_len)
-            if principal.may_use_model(name) and not tenancy.is_barred(name)
-        ]
-        return msgspec.json.encode({"object": "list", "data": rows})
 
     fleets = {half.core.model.name: half.core.fleet for half in halves}
 
@@ -446,10 +458,12 @@ def _front_parts(
     return FrontParts(
         picker=picker,
         tenancy=tenancy,
-        models=models,
+        tracer=tracer,
+        models=partial(_models, config, members, tenancy),
         readiness=readiness,
         clock=clock,
         dice=random.Random(secrets.randbits(64)),
+        listen=config.listen,
         limits=config.limits,
         upstream=config.upstream,
         retry=config.retry,
@@ -459,5 +473,18 @@ def _front_parts(
         version=cli.version(),
         tenant_paths=frozenset(config.auth.tenant_paths),
         # A line costs some 12 us of the hot path: only for those who asked for all there is.
-        on_finished=log_request if config.observe.log_level == "debug" else None,
+        on_finished=log_request,
+        is_debugging=config.observe.log_level == "debug",
     )
+
+
+def _models(
+    config: Config, members: Members, tenancy: Tenancy, principal: Principal
+) -> list[dict[str, object]]:
+    """What is served, to this caller."""
+    row = {"object": "model", "created": 0, "owned_by": "trunkline"}
+    return [
+        {"id": name, **row, "max_model_len": length}
+        for name, length in members.lengths(config.model.max_model_len)
+        if principal.may_use_model(name) and not tenancy.is_barred(name)
+    ]

@@ -5,6 +5,8 @@ what a URL may say.
 
 from __future__ import annotations
 
+import functools
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,13 +26,19 @@ from trunkline.written import is_printable_ascii
 if TYPE_CHECKING:
     from trunkline.control.views import WorkerSpec
     from trunkline.ports.worker import Endpoint, EventSource
+    from trunkline.ports.workers import NamedWorker
 
 
 def spec_reader(config: Config) -> Callable[[str, str, Mapping[str, str]], WorkerSpec]:
-    """`worker_spec`, and a refusal of what the settings leave no room for."""
+    """`worker_spec`, and a refusal of what the settings leave no room for. Raises ConfigError where
+    the file of authorities is none.
+    """
+    ca_file = config.discovery.worker_ca_file
+    if ca_file:
+        _believing(ca_file)
 
     def read(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
-        spec = worker_spec(url, api_key, labels)
+        spec = worker_spec(url, api_key, labels, ca_file)
         for endpoint in filter(None, (spec.endpoint, spec.agent)):
             problem = address_problem(endpoint.host, False, config.discovery.worker_networks)
             if problem:
@@ -49,16 +57,25 @@ def named_specs(
     config: Config, spec_of: Callable[[str, str, Mapping[str, str]], WorkerSpec]
 ) -> list[WorkerSpec]:
     """The workers that the settings name outright. Raises as `spec_of` does."""
-    specs = [spec_of(url, "", {}) for url in config.worker_urls]
-    specs += [
-        replace(spec_of(url, "", {}), model_id=table.name)
+    return [
+        replace(spec_of(one.url, "", {}), model_id=one.model_id) for one in named_workers(config)
+    ]
+
+
+def named_workers(config: Config) -> list[NamedWorker]:
+    """The same, as a source of workers names them."""
+    from trunkline.ports.workers import NamedWorker
+
+    workers = [NamedWorker(url=url) for url in config.worker_urls]
+    workers += [
+        NamedWorker(url=url, model_id=table.name)
         for table in config.models
         for url in table.worker_urls
     ]
-    return specs
+    return workers
 
 
-def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec:
+def worker_spec(url: str, api_key: str, labels: Mapping[str, str], ca_file: str = "") -> WorkerSpec:
     """A worker as its URL names it. Raises ConfigError for a URL that cannot be one."""
     from trunkline.control.views import WorkerSpec
 
@@ -67,7 +84,7 @@ def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec
         raise ConfigError(f"worker {url}: {problem}")
     if not is_printable_ascii(api_key):
         raise ConfigError(f"worker {url}: its api_key holds a character that no header can carry")
-    endpoint = _endpoint(url, api_key)
+    endpoint = _endpoint(url, api_key, ca_file)
     words = worker_words(url)
     return WorkerSpec(
         name=worker_name(url),
@@ -75,12 +92,12 @@ def worker_spec(url: str, api_key: str, labels: Mapping[str, str]) -> WorkerSpec
         labels=tuple(sorted(labels.items())),
         event_sources=_named_sources(words, endpoint.host),
         # The engine's key is nothing to who listens on another port.
-        agent=_endpoint(words["agent"], "") if "agent" in words else None,
+        agent=_endpoint(words["agent"], "", ca_file) if "agent" in words else None,
         p2p=p2p_address(words["p2p"]) if "p2p" in words else None,
     )
 
 
-def _endpoint(url: str, api_key: str) -> Endpoint:
+def _endpoint(url: str, api_key: str, ca_file: str) -> Endpoint:
     from trunkline.ports.worker import Endpoint
 
     parts = urlsplit(url)
@@ -89,9 +106,26 @@ def _endpoint(url: str, api_key: str) -> Endpoint:
         port=parts.port or (443 if parts.scheme == "https" else 80),
         host_header=worker_name(url).partition("/")[0],
         base_path=parts.path.rstrip("/"),
-        is_tls=parts.scheme == "https",
+        tls=_believing(ca_file) if parts.scheme == "https" else None,
         api_key=api_key,
     )
+
+
+@functools.cache
+def _believing(ca_file: str) -> ssl.SSLContext:
+    """One for all workers: reading the system's authorities takes 10 ms and more. Raises
+    ConfigError.
+    """
+    context = ssl.create_default_context()
+    if ca_file:
+        try:
+            context.load_verify_locations(ca_file)
+        except ssl.SSLError as error:
+            text = f"worker_ca_file {ca_file} holds no certificate in PEM"
+            raise ConfigError(text) from error
+        except OSError as error:
+            raise ConfigError(f"worker_ca_file {ca_file}: {error.strerror}") from error
+    return context
 
 
 def _named_sources(named: Mapping[str, str], host: str) -> tuple[EventSource, ...]:

@@ -32,6 +32,9 @@ def worker_url_problem(url: str) -> str | None:
             "holds a space, a control character or one beyond ASCII; "
             "write hosts as xn--... and paths with %XX"
         )
+    bare = _bare_ipv6(url)
+    if bare:
+        return f"has an address of IPv6 without brackets; write {bare}"
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -42,6 +45,20 @@ def worker_url_problem(url: str) -> str | None:
     if port == 0:
         return "has port 0"
     return _host_problem(parts) or _rest_problem(parts)
+
+
+def _bare_ipv6(url: str) -> str:
+    """How the URL is meant whose place is an address of IPv6 without brackets; else empty."""
+    scheme, _, rest = url.rpartition("://")
+    place, slash, path = rest.partition("/")
+    if place.count(":") < 2 or "[" in place:
+        return ""
+    host, _, port = place.rpartition(":")
+    try:
+        ip_address(host)
+    except ValueError:
+        return ""
+    return f"{scheme or 'http'}://[{host}]:{port}{slash}{path}"
 
 
 def _host_problem(parts: SplitResult) -> str | None:

@@ -314,7 +314,10 @@ class TwinIndexes(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         assert self.both("block_count") == len(self.naive.blocks())
         for slot in self.naive.copies:
-            assert self.both("held_count", slot) == len(self.naive.copies[slot])
+            held = self.naive.copies[slot].values()
+            assert self.both("held_count", slot) == len(held)
+            in_tier = [sum(copies[tier] > 0 for _, copies in held) for tier in range(4)]
+            assert self.both("tier_counts", slot) == in_tier
             assert self.both("predicted_count", slot) == len(self.naive.expected[slot])
 
     def teardown(self) -> None:

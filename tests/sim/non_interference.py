@@ -258,7 +258,7 @@ class World:
                 allowance=allowance,
                 renew=self.tenancy.renew,
             ),
-            models=lambda _principal: b"{}",
+            models=lambda _principal: [],
             readiness=lambda: Readiness(is_ready=True),
             clock=self.clock,
             dice=random.Random(f"dice {self.scenario.seed}"),

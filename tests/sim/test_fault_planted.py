@@ -6,9 +6,10 @@ All of them as a table: `PYTHONPATH=tests:tests/sim python -m faults.planted`.
 from __future__ import annotations
 
 import pytest
-from faults.planted import PLANTED, Planted, catch, row_of
+from faults.planted import PLANTED
+from faults.planting import Planted, catch, row_of
 
-CHECKS = {"I1", "I2", "I3", "I3b", "I4", "I5", "I7", "I8", "I9", "I12", "LIVE", "DIR"}
+CHECKS = {"I1", "I2", "I3", "I3b", "I4", "I5", "I7", "I8", "I9", "I10", "I12", "LIVE", "DIR"}
 
 
 @pytest.mark.slow

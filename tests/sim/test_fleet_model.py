@@ -118,6 +118,7 @@ def test_one_namespace_would_have_shared_what_two_tenants_do_not() -> None:
     assert shared.hit_tokens > 0.45 * shared.input_tokens, "every second prompt is a repeat"
 
 
+@pytest.mark.nightly  # `test_two_tenants.py` has such a pair at each run
 def test_a_namespace_a_session_costs_agents_at_most_half_a_point() -> None:
     """Over three seeds: the draw of a few cold placements alone moves a run by 0.2 points."""
     costs: list[float] = []
@@ -197,12 +198,19 @@ def test_every_figure_of_a_run_is_known_before_it() -> None:
     assert set(flatten(figures)) == set(flatten(command._specimen(figures["baselines"])))
 
 
-PULL_SETTINGS = [
-    *((workload, "--link-gbit", "100") for workload in ("W1", "W2", "W3", "W4", "W6")),
-    *((workload, "--link-gbit", "25") for workload in ("W1", "W2", "W3", "W4", "W6")),
-    ("W1", "--link-gbit", "25", "--host-factor", "8"),
-    ("W3", "--link-gbit", "25", "--host-factor", "8"),
+PULL_SETTINGS: list[Any] = [  # Any: rows, and rows with marks
     ("W6",),
+    ("W1", "--link-gbit", "25"),
+    ("W3", "--link-gbit", "25"),
+    ("W3", "--link-gbit", "25", "--host-factor", "8"),
+    *(
+        pytest.param(words, marks=pytest.mark.nightly)
+        for words in (
+            *((workload, "--link-gbit", "25") for workload in ("W2", "W4", "W6")),
+            *((workload, "--link-gbit", "100") for workload in ("W1", "W2", "W3", "W4", "W6")),
+            ("W1", "--link-gbit", "25", "--host-factor", "8"),
+        )
+    ),
 ]
 
 

@@ -53,6 +53,8 @@ class Contents:
     """A template that prints the contents alone."""
 
     digest = "contents"
+    takes_parts = wants_system_first = False
+    effort_without_thinking = "none"
 
     def render(
         self,

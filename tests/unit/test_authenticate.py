@@ -22,6 +22,7 @@ from trunkline.core.credentials import (
 from trunkline.core.principals import Principal
 from trunkline.gateway.authenticate import (
     MAX_AUTHORIZATION_BYTES,
+    NONE_SENT,
     REFUSAL,
     Authenticator,
     AuthLimits,
@@ -30,7 +31,7 @@ from trunkline.gateway.authenticate import (
     StaticKey,
     network_of,
 )
-from trunkline.gateway.contracts import ClientError
+from trunkline.gateway.contracts import ClientError, Refusal
 
 HASH = secret_hash_under(bytes(range(32)))
 HOME = "192.0.2.1"
@@ -70,10 +71,14 @@ class Desk:
         try:
             self.door.principal(header, address)
         except ClientError as error:
-            if error.refusal is not REFUSAL:
+            if error.refusal is not told(header):
                 raise
             return False
         return True
+
+
+def told(header: bytes) -> Refusal:
+    return REFUSAL if header else NONE_SENT
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR"])
@@ -83,6 +88,12 @@ def test_the_right_key_is_its_principal_whatever_the_case_of_the_scheme(
 ) -> None:
     principal = Desk().door.principal(f"{scheme}{blanks}{TEXT}".encode(), HOME)
     assert (principal.tenant, principal.actor) == (RECORD.tenant, RECORD.key_id)
+
+
+def test_whoever_sends_no_key_is_told_that_none_was_sent() -> None:
+    assert "none was sent" in NONE_SENT.message
+    assert "Authorization: Bearer" in NONE_SENT.message
+    assert "none" not in REFUSAL.message
 
 
 WRONG: dict[str, tuple[bytes, CredentialProblem]] = {
@@ -112,9 +123,10 @@ def test_whatever_is_wrong_the_client_sees_one_refusal_and_operators_the_reason(
     desk = Desk()
     with pytest.raises(ClientError) as refused:
         desk.door.principal(header, HOME)
-    assert refused.value.refusal is REFUSAL
-    assert (REFUSAL.status, REFUSAL.code, REFUSAL.param) == (401, "invalid_api_key", None)
-    assert str(refused.value) == REFUSAL.message
+    refusal = refused.value.refusal
+    assert refusal is told(header)
+    assert (refusal.status, refusal.code, refusal.param) == (401, "invalid_api_key", None)
+    assert str(refused.value) == refusal.message
     assert refused.value.__cause__ is None
     assert desk.door.refusals == {reason: 1}
 
@@ -293,7 +305,7 @@ def with_tokens(limits: AuthLimits | None = None) -> tuple[Credentials, Tokens]:
 def is_refused(door: Credentials, header: bytes, address: str = HOME) -> bool:
     with pytest.raises(ClientError) as refused:
         door.principal(header, address)
-    return refused.value.refusal is REFUSAL
+    return refused.value.refusal is told(header)
 
 
 def test_keys_and_tokens_are_taken_side_by_side() -> None:
@@ -400,7 +412,7 @@ def test_a_static_key_opens_and_nothing_else_does() -> None:
     for header in [*wrong, b"Bearer open sesame", b"Bearer open sesame \xe4"]:
         with pytest.raises(ClientError) as refused:
             door.principal(header, HOME)
-        assert refused.value.refusal is REFUSAL
+        assert refused.value.refusal is told(header)
     assert sum(door.refusals.values()) == len(wrong) + 2
 
 
@@ -424,5 +436,5 @@ def test_no_header_breaks_a_door(make: Callable[[], Authenticator], header: byte
         return
     with pytest.raises(ClientError) as refused:
         door.principal(header, HOME)
-    assert refused.value.refusal is REFUSAL
+    assert refused.value.refusal is told(header)
     assert sum(door.refusals.values()) == 1

@@ -17,17 +17,13 @@ from trunkline.adapters.process_wire import MAX_WORD_BYTES, ProcessWire, wire_pa
 from trunkline.config import AuthConfig, Config
 from trunkline.control.probe import Told
 from trunkline.gateway.contracts import EVERYBODY, ClientError
+from trunkline.gateway.metrics_pages import joined_pages
 from trunkline.gateway.shared_port import addresses_of, hold, sockets_at
 from trunkline.observe import EventLog
 from trunkline.one_tenant import open_one_tenant
-from trunkline.parent_admin import (
-    Asked,
-    Heard,
-    ParentAdmin,
-    in_turns,
-    joined_metrics,
-    joined_worker,
-)
+from trunkline.parent_admin import ParentAdmin
+from trunkline.parent_answers import Asked, Heard
+from trunkline.parent_joins import in_turns, joined_worker
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="SO_REUSEPORT spreads there alone")
 
@@ -92,6 +88,24 @@ def test_a_word_reaches_all_others_and_nobody_twice() -> None:
     asyncio.run(run())
 
 
+def test_the_longest_word_is_heard_whole() -> None:
+    async def run() -> None:
+        ear, mouth = wire_pair()
+        words: list[bytes] = []
+        one = ProcessWire(ear, [])
+        one.hear(words.append)
+        one.open()
+        await ProcessWire(ear, [mouth]).send(b"w" * MAX_WORD_BYTES)
+        async with asyncio.timeout(30):
+            while not words:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert words == [b"w" * MAX_WORD_BYTES]
+        one.close()
+        mouth.close()
+
+    asyncio.run(run())
+
+
 def test_words_that_nobody_reads_or_that_are_too_large_are_lost_and_hold_up_nobody() -> None:
     async def run() -> None:
         ear, mouth = wire_pair()
@@ -122,7 +136,7 @@ def test_metrics_of_all_are_one_page_with_each_family_once() -> None:
     page = b'# HELP a_total Of a.\n# TYPE a_total counter\na_total{x="{"} 1.0\n# HELP b B.\n'
     page += b"# TYPE b gauge\nb 2.0\n"
     only = b"# HELP c C.\n# TYPE c gauge\nc 3.0\n"
-    joined = joined_metrics([heard(0, page), heard(1, page + only)], b"own 1\n")
+    joined = joined_pages([(b'process="0"', page), (b'process="1"', page + only)], b"own 1\n")
     assert joined.decode().splitlines() == [
         "# HELP a_total Of a.",
         "# TYPE a_total counter",

@@ -13,6 +13,7 @@ import pytest
 
 from trunkline import cli, reference
 from trunkline.errors import ConfigError, NoWorker, TraceError
+from trunkline.settings import MAX_REFUSALS
 
 HELP_CPU_BUDGET_S = 0.3
 """Some four times what it takes; that nothing heavy is imported is the sharper test."""
@@ -51,6 +52,8 @@ def test_help_of_serve_ends_with_examples_and_shows_defaults_with_units(
         (["serv"], "did you mean serve?"),
         (["conquer"], "the verbs are serve"),
         (["serve", "--porst", "1"], "did you mean --port?"),
+        (["serve", "--porst", "1", "--hots=a"], "nor is any of these known: --hots"),
+        (["version", *["--x"] * (cli.MAX_NAMED + 9)], "known: --x, --x, --x, --x, --x, --x, --x\n"),
         (["serve", "--port"], "expected one argument"),
         (["serve", "--port", "x"], "is not a whole number"),
         (["serve", "extra"], "one word too many"),
@@ -74,6 +77,44 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
     assert err.startswith("trunkline: ")
     assert err.count("\n") == 1
     assert part in err
+
+
+def test_a_mistake_in_a_settings_file_says_who_shows_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("[listen]\nport = 'x'\nhosts = 'y'\n")
+    assert cli.main(["serve", "--print-config", "--config", str(file)]) == cli.MISUSED
+    assert capsys.readouterr().err.endswith(f"`trunkline doctor --config {file}` shows all\n")
+
+
+def test_all_that_is_wrong_with_the_settings_is_named_a_line_each_up_to_a_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("[listen]\nport = 'x'\nhosts = 'y'\n[limits]\nmax_headers = 0\n")
+    monkeypatch.setenv("TRUNKLINE_SEEDS", "7")
+    monkeypatch.setenv("TRUNKLINE_LOG_LEVEL", "loud")
+    words = ["serve", "--print-config", "--config", str(file), "--processes", "0"]
+    assert cli.main(words) == cli.MISUSED
+    *lines, last = capsys.readouterr().err.splitlines()
+    parts = ["listen.port", "hosts", "limits.max_headers", "log_level", "SEEDS", "listen.processes"]
+    assert [part in line for part, line in zip(parts, lines, strict=True)] == [True] * len(parts)
+    assert all(line.startswith("trunkline: ") for line in lines)
+    assert last == f"trunkline: `trunkline doctor --config {file}` shows all"
+    many = "".join(f"unknown_{number} = 1\n" for number in range(MAX_REFUSALS + 4))
+    file.write_text(f"[listen]\n{many}")
+    assert cli.main(["serve", "--print-config", "--config", str(file)]) == cli.MISUSED
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == MAX_REFUSALS + 2
+    assert lines[-2] == "trunkline: and 6 more"
+
+
+def test_what_contradicts_itself_is_named_whole_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--port", "7", "--admin-port", "7", "--auth", "off", "--api-key", "k"]
+    assert cli.main(["serve", "--print-config", *words]) == cli.MISUSED
+    lines = capsys.readouterr().err.splitlines()
+    assert ["listen.admin_port" in lines[0], "auth.auth" in lines[1]] == [True, True]
 
 
 def test_version_says_which_core_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:

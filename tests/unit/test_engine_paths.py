@@ -10,10 +10,23 @@ import pytest
 from trunkline.gateway.contracts import Route
 from trunkline.gateway.routes import Local, route_of
 
-READ = ("/v1/chat/completions", "/v1/completions")
+READ = {
+    "/v1/chat/completions": Route.CHAT,
+    "/v1/completions": Route.COMPLETION,
+    "/v1/messages": Route.MESSAGES,
+    "/v1/responses": Route.RESPONSES,
+    "/v1/messages/count_tokens": Route.COUNT_TOKENS,
+    "/v1/embeddings": Route.EMBEDDINGS,
+    "/v1/rerank": Route.SCORES,
+    "/rerank": Route.SCORES,
+    "/v1/score": Route.SCORES,
+    "/score": Route.SCORES,
+    "/tokenize": Route.TOKENIZE,
+    "/detokenize": Route.TOKENIZE,
+    "/v1/audio/transcriptions": Route.AUDIO,
+    "/v1/audio/translations": Route.AUDIO,
+}
 SALTED = (
-    *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"),
-    *("/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations"),
     *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render"),
     *("/v1/chat/completions/derender", "/v1/completions/derender", "/v1/responses/render"),
     *("/v1/messages/render", "/v1/responses/r1", "/v1/responses/r1/cancel", "/v1/systemone"),
@@ -22,8 +35,8 @@ SALTED = (
 """Proxied unread: a JSON object bears our salt, and tenants reach them only where the operator says
 that the engines keep it there (`--tenant-paths`)."""
 ENGINE_ALONE = (
-    *("/tokenize", "/detokenize", "/tokenizer_info", "/inference/v1/generate", "/invocations"),
-    *("/pooling", "/classify", "/rerank", "/score", "/v2/rerank", "/v2/embed", "/cohere/v2/chat"),
+    *("/tokenizer_info", "/inference/v1/generate", "/invocations"),
+    *("/pooling", "/classify", "/v2/rerank", "/v2/embed", "/cohere/v2/chat"),
     *("/cohere/v2/chat/render", "/generative_scoring", "/server_info", "/load", "/ping"),
     *("/metrics", "/kv_event_sources", "/collective_rpc", "/weight_info", "/update_weights"),
     *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/release_kv_cache_memory"),
@@ -35,7 +48,7 @@ ENGINE_ALONE = (
 
 @pytest.mark.parametrize("path", READ)
 def test_prompts_are_read_where_we_know_how(path: str) -> None:
-    assert route_of(path.encode()) in (Route.CHAT, Route.COMPLETION)
+    assert route_of(path.encode()) is READ[path]
 
 
 @pytest.mark.parametrize("path", SALTED)

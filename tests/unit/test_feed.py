@@ -128,6 +128,27 @@ def test_a_slow_replay_goes_on_while_it_makes_progress_but_not_for_ever() -> Non
     assert desk.feed.stats.replay_failures == 1
 
 
+def test_a_replay_whose_end_is_lost_has_told_all_if_it_came_up_to_what_waits() -> None:
+    for last, is_all_there in ((2, True), (1, True), (0, False)):
+        desk = Desk(replay_timeout_ms=100.0)
+        desk.actions += desk.feed.joined(T0)
+        desk.live(batch(2, run(3)), batch(3, run(4)))
+        desk.replay(*(batch(seq, run(seq + 1)) for seq in range(last + 1)), is_whole=False)
+        desk.tick(100.0)
+        assert desk.feed.stats.replay_failures == 1
+        assert desk.feed.stats.relearned == (0 if is_all_there else 1)
+        assert desk.usable(1) == desk.usable(4) == is_all_there
+        assert desk.directory.is_trusted(WORKER) is is_all_there
+
+
+def test_a_replay_whose_end_is_lost_may_lack_more_where_nothing_came_since() -> None:
+    desk = Desk(replay_timeout_ms=100.0)
+    desk.actions += desk.feed.joined(T0)
+    desk.replay(batch(0, run(1)), batch(1, run(2)), is_whole=False)
+    desk.tick(100.0)
+    assert (desk.feed.stats.relearned, desk.held()) == (1, 0)
+
+
 def test_a_worker_without_replay_relearns_at_a_gap_without_asking() -> None:
     desk = Desk(can_replay=False)
     desk.actions += desk.feed.joined(T0)

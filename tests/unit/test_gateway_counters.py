@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from trunkline import operations
-from trunkline.gateway import metrics
+from trunkline.gateway import families
 from trunkline.gateway.counters import Counters
 
 
@@ -15,7 +15,7 @@ def test_every_metric_is_declared_and_given_once() -> None:
     text = Path(operations.__file__).read_text(encoding="utf-8")
     given = [word.split('"')[0] for word in text.split('Sample("')[1:]]
     assert len(given) == len(set(given))
-    declared = Path(metrics.__file__).read_text(encoding="utf-8")
+    declared = Path(families.__file__).read_text(encoding="utf-8")
     for name in given:
         assert declared.count(f'"{name}"') == 1, name
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from trunkline.gateway.chat import MAX_MESSAGES
 from trunkline.gateway.contracts import ChatPrompt, ClientError, InferenceRequest, Route
 from trunkline.gateway.counters import Counters
 from trunkline.gateway.head import RequestHead
-from trunkline.gateway.intake import COPY_TOKENS, MAX_MESSAGES, Intake
-from trunkline.gateway.routes import Local, route_of
+from trunkline.gateway.intake import COPY_TOKENS, Intake
+from trunkline.gateway.routes import Local, model_in, route_of, unknown_path
 
 HELLO = [{"role": "user", "content": "hello"}]
 MAX_MODEL_LEN = 1_000
@@ -156,17 +157,18 @@ def test_messages_of_every_kind_reach_the_template_as_they_came() -> None:
     assert request.is_stream
 
 
-@pytest.mark.parametrize("urls", [("data:cat", "data:dog"), ("data:" + "A" * 70_000, "data:b")])
-def test_c49_c50_nothing_is_known_of_a_prompt_with_an_image(urls: tuple[str, str]) -> None:
-    """No keys are made of it: two images can never be taken for one, whatever the template does."""
-    for url in urls:
-        text = {"type": "text", "text": "what is this?"}
-        image = {"type": "image_url", "image_url": {"url": url}}
-        request = take(chat(messages=[{"role": "user", "content": [text, image]}]))
-        assert request.prompt is None
-        assert request.further_tokens == 1_004, "and rates are charged by an estimate"
-        assert request.is_object, "it bears our salt all the same"
-        assert url.encode() in request.body
+@pytest.mark.parametrize("url", ["data:cat", "data:" + "A" * 70_000])
+def test_a_prompt_with_an_image_is_read_for_what_is_known_of_it(url: str) -> None:
+    """What its keys are is in `test_media.py`."""
+    text = {"type": "text", "text": "what is this?"}
+    image = {"type": "image_url", "image_url": {"url": url}}
+    request = take(chat(messages=[{"role": "user", "content": [text, image]}]))
+    assert isinstance(request.prompt, ChatPrompt)
+    assert request.prompt.has_media
+    assert request.approximate == "media"
+    assert request.further_tokens == 1_000 - 9, "and rates are charged by an estimate"
+    assert request.is_object, "it bears our salt all the same"
+    assert url.encode() in request.body
 
 
 BAD_PROMPTS: list[tuple[Any, str]] = [
@@ -343,9 +345,11 @@ def test_no_refusal_repeats_more_than_64_bytes_of_the_client() -> None:
     ("target", "route"),
     [
         (b"/v1/chat/completions", Route.CHAT), (b"/v1/chat/completions?x=y", Route.CHAT),
-        (b"/v1/completions", Route.COMPLETION), (b"/v1/embeddings", Route.OTHER),
-        (b"/v1/models/org/name", Route.OTHER), (b"/v1/models", Local.MODELS),
-        (b"/v1/responses?a=%20b", Route.OTHER),
+        (b"/v1/completions", Route.COMPLETION), (b"/v1/embeddings", Route.EMBEDDINGS),
+        (b"/v1/files/org/name", Route.OTHER), (b"/v1/models", Local.MODELS),
+        (b"/v1/models/org/name", Local.MODEL), (b"/v1/models/org%2Fname?x=y", Local.MODEL),
+        (b"/v1/models/", None), (b"/v1/v1/messages", None), (b"/v1/v1/nothing", None),
+        (b"/v1/responses?a=%20b", Route.RESPONSES),
         (b"/readyz", Local.READINESS), (b"/live", Local.LIVENESS), (b"/", None), (b"/v2/x", None),
         (b"/workers", None), (b"/metrics", None), (b"/flush_cache", None),
         (b"/add_worker?url=x", None),
@@ -366,7 +370,8 @@ def test_a_path_is_exactly_what_the_table_says(target: bytes, route: Route | Loc
         b"/v1/x%0a", b"/v1/x%0d", b"/v1/x;y", b"/v1/x%3b", b"/v1/x%2fy", b"/v1/x%5cy", b"/v1/x\\y",
         b"/v1/x%252e", b"/v1/x%", b"/v1/x%g0", b"/v1/x#y", b"/v1/x?y#z", b"/v1/x?%00",
         b"/v1/x?y=%0a", b"/v1/%63ompletions", b"/v1/%6coad_lora_adapter", b"/%761/models",
-        b"/v1/models/org%20name", b"/v1/chat%2Fcompletions?x=y",
+        b"/v1/models/org%20name", b"/v1/models/%2F", b"/v1/models/..%2Fx", b"/v1/models/%2e%2e",
+        b"/v1/files/org%2Fname", b"/v1/chat%2Fcompletions?x=y",
         b"/v1/<x>", b'/v1/"x"', b"/v1/{x}", b"v1/models", b"?x",
     ],
 )  # fmt: skip
@@ -375,3 +380,42 @@ def test_a_target_that_could_mean_two_things_is_refused(target: bytes) -> None:
         route_of(target)
 
     assert caught.value.refusal.code == "invalid_target"
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        (b"/chat/completions", "/v1/chat/completions"), (b"/models?x=y", "/v1/models"),
+        (b"/v1/v1/messages", "/v1/messages"), (b"/v1/v1/messages/", "/v1/messages"),
+        (b"/v1/completions/", "/v1/completions"), (b"/v1/health", "/health"),
+        (b"/health/", "/health"),
+    ],
+)  # fmt: skip
+def test_the_usual_slips_of_a_path_are_told_what_was_meant(target: bytes, meant: str) -> None:
+    assert unknown_path(target).message.endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    "target", [b"/nothing", b"/workers", b"/metrics?x=y", b"/v1/load_lora_adapter", b"/", b"/v1"]
+)
+def test_any_other_path_is_named_and_no_more(target: bytes) -> None:
+    refusal = unknown_path(target)
+    path = target.partition(b"?")[0].decode()
+    assert (refusal.status, refusal.code) == (404, "not_found")
+    assert refusal.message == f"there is nothing at `{path}`"
+
+
+def test_of_a_path_no_more_is_named_than_of_any_word_of_a_client() -> None:
+    assert len(unknown_path(b"/" + b"x" * 5_000).message) <= 64 + len("there is nothing at ")
+    assert unknown_path(b"/\xff\x00\r\n").message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (b"/v1/models/m", "m"), (b"/v1/models/org/name", "org/name"),
+        (b"/v1/models/org%2Fname%2fx?y=%2F", "org/name/x"),
+    ],
+)  # fmt: skip
+def test_a_model_is_named_by_its_path(target: bytes, name: str) -> None:
+    assert model_in(target) == name

@@ -135,10 +135,14 @@ def test_any_object_without_twins_passes_and_is_read_right(
 @given(
     st.lists(st.tuples(st.sampled_from(['"a"', '"\\u0061"', '"b"', '"q\\""', '"q\\u0022"']),
                        st.sampled_from(['1', '"x"', '"\\u0022"', '"\\u0022\\u0022"', '"\\""'])),
-             min_size=1, max_size=6)
+             min_size=1, max_size=6),
+    st.sampled_from(["", "x" * 4_000]),
 )  # fmt: skip
-def test_twins_are_found_however_they_are_spelled(pairs: list[tuple[str, str]]) -> None:
-    body = "{" + ",".join(f"{key}:{value}" for key, value in pairs) + "}"
+def test_twins_are_found_however_they_are_spelled(
+    pairs: list[tuple[str, str]], text_beside: str
+) -> None:
+    named = ",".join(f"{key}:{value}" for key, value in pairs)
+    body = f'{{"text":"{text_beside}",{named}}}'
     has_twins = len({json.loads(key) for key, _ in pairs}) != len(pairs)
 
     if has_twins:

@@ -14,7 +14,7 @@ from trunkline.gateway.head import RequestHead
 from trunkline.gateway.intake import Intake
 from trunkline.gateway.routes import route_of
 
-UNREAD = ["/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/new"]
+UNREAD = ["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/new"]
 
 
 def read(path: str, body: bytes, *, is_json: bool = True) -> InferenceRequest:
@@ -48,13 +48,13 @@ def test_an_unread_endpoint_gets_our_salt_and_never_the_clients(path: str, their
 
 @pytest.mark.parametrize("body", [b"{}", b' {"input":[]}', b"\r\n\t{ }"])
 def test_an_object_is_salted_whatever_its_label_says(body: bytes) -> None:
-    arrived = json.loads(sent(read("/v1/responses", body, is_json=False)))
+    arrived = json.loads(sent(read("/v1/embeddings", body, is_json=False)))
     assert arrived == {**json.loads(body), "cache_salt": namespace(BLOCK).salt}
 
 
 def test_an_object_under_another_label_is_read_as_strictly() -> None:
     with pytest.raises(ClientError) as caught:
-        read("/v1/responses", b'{"a":{"cache_salt":"x"}}', is_json=False)
+        read("/v1/embeddings", b'{"a":{"cache_salt":"x"}}', is_json=False)
     assert caught.value.refusal.code == "forbidden_field"
 
 
@@ -62,7 +62,7 @@ def test_an_object_under_another_label_is_read_as_strictly() -> None:
 def test_an_object_in_another_coding_is_refused_under_any_label(coding: str) -> None:
     for is_json in (True, False):
         with pytest.raises(ClientError) as caught:
-            read("/v1/responses", ' {"cache_salt":"x"}'.encode(coding), is_json=is_json)
+            read("/v1/embeddings", ' {"cache_salt":"x"}'.encode(coding), is_json=is_json)
         assert caught.value.refusal.status == 400
 
 
@@ -76,7 +76,7 @@ def test_each_block_size_has_a_salt_of_its_own() -> None:
     state = bench.fleet.get(W0)
     assert state is not None
     state.block_tokens = 2 * BLOCK
-    picked = bench.picker.pick(read("/v1/responses", b"{}"), frozenset())
+    picked = bench.picker.pick(read("/v1/embeddings", b"{}"), frozenset())
     assert isinstance(picked, Pick)
     assert json.loads(picked.body) == {"cache_salt": namespace(2 * BLOCK).salt}
 

@@ -8,7 +8,7 @@ from hearsay_desk import W1, Desk
 from test_load_sync import Air
 
 from hand_clock import HandClock
-from trunkline.control.load_sync import MAX_WORD_BYTES
+from trunkline.control.load_sync import MAX_WORD_BYTES, LoadSync
 from trunkline.core.hearsay import MAX_SAID_BLOCKS, MAX_SAID_RUNS
 
 
@@ -44,20 +44,19 @@ def test_a_beat_tells_of_so_many_choices(desks: list[Desk]) -> None:
     assert one.hearsay.stats.left_out == 6
 
 
-def test_a_word_is_never_too_long_for_nats(
-    desks: list[Desk], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_word_is_never_too_long_for_what_carries_it(desks: list[Desk]) -> None:
     one, other = desks
     other.expected(1)
     for seed in range(MAX_SAID_RUNS):
         one.choose(8, seed=seed)
     assert len(one.sync.word(one.clock.now()) or b"") < MAX_WORD_BYTES
-    monkeypatch.setattr("trunkline.control.load_sync.MAX_WORD_BYTES", 100)
+    narrow = LoadSync("narrow", Air(), one.clock, max_word_bytes=100)
+    narrow.attach([], [one.hearsay])
     one.choose(8, seed=MAX_SAID_RUNS)
-    body = one.sync.word(one.clock.now())
+    body = narrow.word(one.clock.now())
     assert body is not None
     assert len(body) < 100
-    assert one.sync.left_out_blocks == 8
+    assert narrow.left_out_blocks == 8
 
 
 def word(*told: object) -> bytes:

@@ -99,6 +99,7 @@ def test_d02_a_copy_on_disk_that_is_gone_does_not_stand_in_for_the_one_in_memory
     old, new = chain(A, 0, 1), chain(A, 100, 1)
     desk.put_through([*old, *new, *chain(A, 200, 1)], A)
     assert desk.hits(old, A, load_until=SOON) == 1
+    desk.settle()  # coming up pushed another one down
     for path in desk.files():
         path.unlink()
     # In memory as well: found, whatever became of the copy.

@@ -18,4 +18,5 @@ def test_the_urls_it_tells_can_be_asked_also_where_its_address_is_of_ipv6(
     assert json.loads(capsys.readouterr().out) == {
         "url": "http://[::1]:30000",
         "admin_url": "http://127.0.0.1:29000",
+        "dashboard": "http://127.0.0.1:29000/dashboard",
     }

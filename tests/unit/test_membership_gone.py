@@ -56,7 +56,7 @@ async def test_f1_a_worker_that_answers_nothing_is_gone_within_three_heartbeats(
     answers.unanswered = EVERYTHING
     vanished_at = bench.clock.now()
     await until(lambda: is_gone(bench))
-    assert 2_000.0 <= bench.clock.now() - vanished_at <= 3_000.0
+    assert 1_500.0 <= bench.clock.now() - vanished_at <= 2_500.0
     answers.unanswered = ()
     answers.is_back.set()
     await until(lambda: not is_gone(bench))
@@ -76,14 +76,14 @@ async def test_a_worker_that_is_gone_stays_so_while_it_is_asked_again_and_again(
 
 
 @bench_test
-async def test_f1_a_worker_whose_probes_fail_in_a_row_is_gone_though_no_answer_is_waited_for(
+async def test_f1_a_worker_whose_probes_fail_in_a_row_is_gone_though_its_load_is_never_read(
     bench: Bench,
 ) -> None:
-    """Silence takes two seconds of waiting for one answer."""
     bench.parts.health = HealthConfig(
-        health_check_interval_secs=0.5, health_check_timeout_secs=0.5, load_interval_secs=1.0
+        health_check_interval_secs=0.5, health_check_timeout_secs=0.5, load_interval_secs=60.0
     )
     answers = await deaf(bench)
+    await until(lambda: answers.asked.count("/metrics") == 2)  # to join, and its load once
     answers.unanswered = EVERYTHING
     vanished_at = bench.clock.now()
     await until(lambda: is_gone(bench))
@@ -114,7 +114,7 @@ async def test_a_worker_whose_probe_is_not_due_is_asked_as_soon_as_its_load_is_l
     answers.unanswered = EVERYTHING
     vanished_at = bench.clock.now()
     await until(lambda: is_gone(bench))
-    assert bench.clock.now() - vanished_at <= 3_000.0
+    assert bench.clock.now() - vanished_at <= 2_500.0
 
 
 @bench_test
@@ -156,7 +156,7 @@ async def test_a_worker_too_busy_to_answer_anything_is_not_gone_while_it_gives_t
 
 @bench_test
 async def test_a_probe_may_take_a_heartbeat_before_nothing_is_heard(bench: Bench) -> None:
-    health = Health(HealthConfig())
+    health = Health(lambda: HealthConfig())
 
     async def probe(takes_secs: float) -> str:
         await asyncio.sleep(takes_secs)

@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_and_a_late_end_of_an_earlier_life_give_no_re
 @bench_test
 async def test_a_flood_of_failures_makes_no_flood_of_probes(bench: Bench) -> None:
     """Never two at a time, and none sooner after another than the gap."""
-    health = Health(HealthConfig(health_check_interval_secs=60.0))
+    health = Health(lambda: HealthConfig(health_check_interval_secs=60.0))
     now, times = asyncio.get_running_loop().time, list[float]()
 
     async def flood() -> None:

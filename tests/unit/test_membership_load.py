@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
 from member_bench import (
     TEST_S,
     W0,
@@ -18,9 +21,11 @@ from member_bench import (
     until,
 )
 
+from trunkline.config import HealthConfig
 from trunkline.core.decision import Exclusion
 from trunkline.errors import WorkerTimeout
 from trunkline.ports.worker import AttemptEnd, Endpoint
+from virtual_loop import VirtualLoop
 
 
 @bench_test
@@ -163,11 +168,13 @@ async def test_other_gateways_work_is_forgotten_when_the_worker_tells_only_of_it
 
 
 class Stopped(Answers):
-    """While `stops` is set it accepts and says nothing."""
+    """While `stops` is set it accepts and says nothing of its load."""
 
     def __init__(self) -> None:
         super().__init__(metrics=metrics())
         self.stops: asyncio.Event | None = None
+        self.left_count = 0
+        """Questions that were given up."""
 
 
 async def _stopped(bench: Bench) -> Stopped:
@@ -179,28 +186,86 @@ async def _stopped(bench: Bench) -> Stopped:
     async def fetch(
         endpoint: Endpoint, method: str, path: str, *, timeout_ms: float
     ) -> tuple[int, bytes]:
-        if endpoint.port == 1 and answers.stops is not None:
-            await answers.stops.wait()
+        if endpoint.port == 1 and answers.stops is not None and path == "/metrics":
+            try:
+                async with asyncio.timeout(timeout_ms / 1_000.0):
+                    await answers.stops.wait()
+            except TimeoutError:
+                answers.left_count += 1
+                raise WorkerTimeout(f"{path} was not answered") from None
         return await plain(endpoint, method, path, timeout_ms=timeout_ms)
 
     bench.parts.fetch = fetch
     return answers
 
 
-@bench_test
-async def test_f2_a_worker_that_says_nothing_is_left_out_within_three_heartbeats(
+async def _just_read(answers: Answers) -> None:
+    """A reading of its load was answered in this step."""
+    seen = answers.asked.count("/metrics")
+    await until(lambda: answers.asked.count("/metrics") > seen)
+
+
+def each_timeout(test: Callable[[Bench], Awaitable[None]]) -> Callable[[float], None]:
+    """With readings that fail long before the worker is silent, just before it, or not before."""
+
+    @pytest.mark.parametrize("timeout_secs", [0.1, 0.5, 1.0, 5.0])
+    @functools.wraps(test)
+    def run(timeout_secs: float) -> None:
+        @bench_test
+        async def once(bench: Bench) -> None:
+            bench.parts.health = HealthConfig(
+                load_interval_secs=1.0, health_check_timeout_secs=timeout_secs
+            )
+            await test(bench)
+
+        once()
+
+    del run.__wrapped__
+    return run
+
+
+@each_timeout
+async def test_f2_a_worker_that_says_nothing_is_left_out_half_a_heartbeat_before_the_third(
     bench: Bench,
 ) -> None:
     answers = await _stopped(bench)
+    await _just_read(answers)
     answers.stops = asyncio.Event()
     stopped_at = bench.clock.now()
     await until(lambda: bench.view().exclusion is Exclusion.SILENT)
-    assert bench.clock.now() - stopped_at <= 3_000.0
+    assert 2_400.0 <= bench.clock.now() - stopped_at <= 2_510.0  # `until` looks now and then
     assert bench.view("w1:2").exclusion is None
     assert bench.log.count("gray.silent") == 1
     answers.stops.set()
+    answers.stops = None
     await until(lambda: bench.view().exclusion is None)
     assert bench.log.count("gray.heard") == 1
+
+
+@each_timeout
+async def test_one_reading_that_is_lost_is_no_silence(bench: Bench) -> None:
+    """Whether it fails, or is answered when its first packet came in the second time."""
+    answers = await _stopped(bench)
+    for _ in range(2):
+        await _just_read(answers)
+        answers.stops, left = asyncio.Event(), answers.left_count
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0 + 1.1):  # the pause before it, and what it may take
+                await until(lambda left=left: answers.left_count > left)
+        answers.stops.set()
+        answers.stops = None
+    assert bench.log.count("gray.silent") == 0
+
+
+@bench_test
+async def test_a_silent_worker_is_asked_no_more_often_than_any_other(bench: Bench) -> None:
+    bench.parts.health = HealthConfig(load_interval_secs=1.0, health_check_timeout_secs=0.1)
+    answers = await _stopped(bench)
+    answers.stops = asyncio.Event()
+    await until(lambda: bench.view().exclusion is Exclusion.SILENT)
+    left = answers.left_count
+    await asyncio.sleep(4.0)
+    assert answers.left_count - left <= 4
 
 
 @bench_test
@@ -218,6 +283,24 @@ async def test_a_worker_too_busy_to_tell_its_load_is_not_silent_while_it_gives_t
     await until(lambda: bench.view().exclusion is Exclusion.SILENT)
     pace.moved(3, 100.0, bench.clock.now())
     await until(lambda: bench.view().exclusion is None)
+
+
+@bench_test
+async def test_time_in_which_the_gateway_did_not_run_is_no_silence(bench: Bench) -> None:
+    """The answer may have come meanwhile, and is read after it."""
+    bench.parts.health = HealthConfig(load_interval_secs=1.0)
+    answers = await _stopped(bench)
+    await _just_read(answers)
+    answers.stops = asyncio.Event()
+    await asyncio.sleep(1.1)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.stall(6.0)
+    await asyncio.sleep(0.3)
+    answers.stops.set()
+    answers.stops = None
+    await asyncio.sleep(1.5)
+    assert bench.log.count("gray.silent") == 0
 
 
 @bench_test

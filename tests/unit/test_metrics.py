@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from trunkline.gateway.families import FAMILIES, PREFIX, SECONDS, Kind
 from trunkline.gateway.metrics import (
-    FAMILIES,
-    PREFIX,
-    SECONDS,
     Exposition,
     Histogram,
-    Kind,
     Sample,
     WorkerRow,
     render,
@@ -85,7 +82,7 @@ def test_a_worker_has_all_its_series_in_base_units() -> None:
     assert page["kv_event_stream_recovering", ("w1",)] == 0
 
 
-def test_series_of_a_removed_worker_are_gone_at_the_next_scrape() -> None:
+def test_c93_series_of_a_removed_worker_are_gone_at_the_next_scrape() -> None:
     workers = Workers(
         WorkerRow(worker="w1", is_healthy=True), WorkerRow(worker="w2", is_healthy=True)
     )
@@ -122,7 +119,7 @@ def test_a_fleet_larger_than_the_label_cap_is_shown_whole() -> None:
         Sample("requests_active", Histogram().view()),
     ],
 )
-def test_a_sample_that_no_declaration_fits_is_dropped_and_counted(sample: Sample) -> None:
+def test_c95_a_sample_that_no_declaration_fits_is_dropped_and_counted(sample: Sample) -> None:
     page = scraped(Counted(sample, Sample("requests_active", 7)))
     assert page["metrics_dropped_total", ()] == 1
     assert page["requests_active", ()] == 7
@@ -185,6 +182,20 @@ def test_names_follow_the_conventions() -> None:
         if family.kind is Kind.HISTOGRAM:
             assert name.endswith(("_seconds", "_bytes"))
         assert not set(family.labels) & {"tenant", "user", "prompt", "request_id", "session"}
+
+
+PORTED = (
+    *("requests_total", "request_duration_seconds", "ttft_seconds", "tpot_seconds"),
+    *("worker_health", "worker_cb_state", "worker_requests_active", "worker_selection_total"),
+    *("queue_depth", "kv_event_sequence_gaps_total", "kv_event_stream_untrusted"),
+    *("prefix_indexer_size", "prefix_indexer_hit_ratio"),
+)
+"""What dashboards of other gateways look for, behind their prefix."""
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_names_that_dashboards_of_other_gateways_look_for_are_there(name: str) -> None:
+    assert name in FAMILIES
 
 
 def test_the_operations_page_lists_every_metric_as_it_is_declared() -> None:

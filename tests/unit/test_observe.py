@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 
 import pytest
 
 from trunkline import observe
+from trunkline.errors import ConfigError
 from trunkline.observe import log
 
 
@@ -225,6 +228,12 @@ def test_another_event_another_worker_and_plain_news_are_not_held_back() -> None
     assert quiet.filter(record("news", 10.0, level=logging.INFO))
 
 
+def test_why_settings_were_refused_is_said_each_time() -> None:
+    quiet = observe.Quiet()
+    for at in (10.0, 10.1, 10.2):
+        assert quiet.filter(record("config.refused", at))
+
+
 def test_a_clock_set_back_silences_nothing() -> None:
     quiet = observe.Quiet()
     assert quiet.filter(record("lost", 10_000.0))
@@ -245,3 +254,46 @@ def test_a_flood_of_warnings_through_the_real_handler_is_a_few_lines() -> None:
     for _ in range(1_000):
         log.warning("worker.lost", worker="w1")
     assert 1 <= len(journal.lines) <= 2
+
+
+def test_every_event_is_named_as_the_operations_page_says() -> None:
+    """`part.what`: so that lines can be told apart by their event alone."""
+    sources = Path(observe.__file__).parent.rglob("*.py")
+    said = re.compile(r"\blog\.(?:debug|info|warning|error)\(\s*\"([^\"]+)\"")
+    found = {
+        event
+        for path in sources
+        if "connectors" not in path.parts  # they write to their engine's log
+        for event in said.findall(path.read_text("utf-8"))
+    }
+    assert len(found) > 40
+    assert [event for event in found if not re.fullmatch(r"[a-z_]+\.[a-z_]+", event)] == []
+
+
+def test_lines_go_into_files_too_of_bounded_size_with_secrets_hidden_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "MAX_FILE_BYTES", 2_000)
+    folder, stream = tmp_path / "logs" / "here", io.StringIO()
+    observe.configure(
+        "info", "text", secrets=("sk-secret",), stream=stream, process=3, folder=str(folder)
+    )
+    for number in range(400):
+        log.info("a.line", number=number, key="sk-secret")
+    for handler in logging.getLogger().handlers[1:]:
+        handler.close()
+    files = sorted(folder.iterdir())
+    assert len(files) == observe.MAX_FILES
+    assert all(path.name.startswith("trunkline-3.log") for path in files)
+    assert all(path.stat().st_size <= 2_000 for path in files)
+    newest = (folder / "trunkline-3.log").read_text(encoding="utf-8")
+    assert "number=399" in newest
+    assert "process=3" in newest
+    assert "sk-secret" not in newest
+    assert stream.getvalue().endswith(newest.splitlines()[-1] + "\n"), "and on stderr as ever"
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"log_dir .*file/logs: Not a directory"):
+        observe.configure("info", "text", folder=str(tmp_path / "file" / "logs"))

@@ -10,7 +10,7 @@ import pytest
 from fair_world import LONG, Desk, Policy, Served, World, asks, fresh, prefill_ms, turns
 from picker_bench import COMPLETE, W0, W1
 
-from trunkline.core.overload import INTERVAL_MS, TARGET_MS, Overload, Pace, Priority
+from trunkline.core.overload import INTERVAL_MS, TARGET_MS, Outflow, Overload, Priority
 from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import DeadlineUnmet
 from trunkline.gateway.fair_line import Overloaded
@@ -67,35 +67,35 @@ def test_a_worker_has_at_most_half_of_the_target_in_front_of_it_while_there_is_o
 
 
 @pytest.mark.parametrize("gap_ms", [0.1, 10.0, 1_000.0, 30_000.0])
-def test_a_pace_is_that_at_which_entries_leave(gap_ms: float) -> None:
-    pace = Pace()
-    pace.resume(Instant(0.0))
-    assert pace.wait_ms(5.0, Instant(gap_ms / 2)) == 5.0 * gap_ms / 2  # none has left yet
+def test_an_outflow_is_that_at_which_entries_leave(gap_ms: float) -> None:
+    outflow = Outflow()
+    outflow.resume(Instant(0.0))
+    assert outflow.wait_ms(5.0, Instant(gap_ms / 2)) == 5.0 * gap_ms / 2  # none has left yet
     for number in range(1, 200):
-        pace.left(Instant(number * gap_ms))
+        outflow.left(Instant(number * gap_ms))
 
     now = Instant(199 * gap_ms)
-    assert 0.5 * 7 * gap_ms <= pace.wait_ms(7.0, now) <= 1.5 * 7 * gap_ms
+    assert 0.5 * 7 * gap_ms <= outflow.wait_ms(7.0, now) <= 1.5 * 7 * gap_ms
 
 
-def test_a_pace_forgets_what_was_before_a_pause_in_which_nobody_waited() -> None:
-    pace = Pace()
-    pace.resume(Instant(0.0))
+def test_an_outflow_forgets_what_was_before_a_pause_in_which_nobody_waited() -> None:
+    outflow = Outflow()
+    outflow.resume(Instant(0.0))
     for number in range(100):
-        pace.left(Instant(number * 10.0))
+        outflow.left(Instant(number * 10.0))
 
-    pace.resume(Instant(1e9))
-    pace.left(Instant(1e9 + 10.0))
+    outflow.resume(Instant(1e9))
+    outflow.left(Instant(1e9 + 10.0))
 
-    assert pace.wait_ms(1.0, Instant(1e9 + 10.0)) == pytest.approx(10.0, rel=0.2)
+    assert outflow.wait_ms(1.0, Instant(1e9 + 10.0)) == pytest.approx(10.0, rel=0.2)
 
 
-def test_a_stalled_pace_lets_what_is_ahead_take_longer_and_longer() -> None:
-    pace = Pace()
-    pace.resume(Instant(0.0))
-    pace.left(Instant(10.0))
+def test_a_stalled_outflow_lets_what_is_ahead_take_longer_and_longer() -> None:
+    outflow = Outflow()
+    outflow.resume(Instant(0.0))
+    outflow.left(Instant(10.0))
 
-    waits_ms = [pace.wait_ms(1.0, Instant(at_ms)) for at_ms in (10.0, 1_000.0, 5_000.0)]
+    waits_ms = [outflow.wait_ms(1.0, Instant(at_ms)) for at_ms in (10.0, 1_000.0, 5_000.0)]
 
     assert waits_ms == sorted(waits_ms)
     assert waits_ms[-1] >= 5_000.0

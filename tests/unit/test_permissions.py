@@ -8,32 +8,34 @@ from trunkline.core.principals import Role
 from trunkline.gateway.permissions import PERMISSIONS, Act, Extent, extent_of, grantable_roles
 
 # Written out apart from the table, a column a role; "." is denied.
-#                      user admin org  fleet officer auditor
+#                      user admin org  fleet officer auditor metrics
 EXPECTED = """
-metrics.read           .    .     .    F     .       .
-config.read            .    .     .    F     .       .
-workers.read           .    .     .    F     .       .
-workers.change         .    .     .    F     .       .
-decisions.read         .    .     .    F     .       .
-orgs.read              .    .     .    .     F       .
-orgs.add               .    .     .    .     .       .
-orgs.policy            .    .     .    .     .       .
-tenants.read           .    T     O    .     F       .
-tenants.add            .    .     .    .     .       .
-tenants.policy         .    .     .    .     .       .
-keys.read              .    T     .    .     F       .
-keys.create            .    T     .    .     F       .
-keys.revoke            .    T     .    .     F       .
-revoke                 .    .     O    .     F       .
-invalidate             .    T     O    .     F       .
-enable                 .    .     .    .     F       .
-revocations.read       .    T     O    .     F       F
-audit.read             .    T     .    .     .       F
-audit.verify           .    .     .    .     .       F
-public.read            .    .     .    .     F       .
-public.propose         .    .     .    .     F       .
-public.approve         .    .     .    .     F       .
-public.withdraw        .    .     .    .     F       .
+dashboard.read         .    T     O    F     F       F       .
+metrics.read           .    .     .    F     .       .       F
+config.read            .    .     .    F     .       .       .
+config.reload          .    .     .    F     .       .       .
+workers.read           .    .     .    F     .       .       .
+workers.change         .    .     .    F     .       .       .
+decisions.read         .    .     .    F     .       .       .
+orgs.read              .    .     .    .     F       .       .
+orgs.add               .    .     .    .     .       .       .
+orgs.policy            .    .     .    .     .       .       .
+tenants.read           .    T     O    .     F       .       .
+tenants.add            .    .     .    .     .       .       .
+tenants.policy         .    .     .    .     .       .       .
+keys.read              .    T     .    .     F       .       .
+keys.create            .    T     .    .     F       .       .
+keys.revoke            .    T     .    .     F       .       .
+revoke                 .    .     O    .     F       .       .
+invalidate             .    T     O    .     F       .       .
+enable                 .    .     .    .     F       .       .
+revocations.read       .    T     O    .     F       F       .
+audit.read             .    T     .    .     .       F       .
+audit.verify           .    .     .    .     .       F       .
+public.read            .    .     .    .     F       .       .
+public.propose         .    .     .    .     F       .       .
+public.approve         .    .     .    .     F       .       .
+public.withdraw        .    .     .    .     F       .       .
 """
 ROLES = (
     Role.TENANT_USER,
@@ -42,6 +44,7 @@ ROLES = (
     Role.FLEET_OPERATOR,
     Role.SECURITY_OFFICER,
     Role.AUDITOR,
+    Role.FLEET_METRICS,
 )
 LETTERS = {".": None, "T": Extent.TENANT, "O": Extent.ORG, "F": Extent.FLEET}
 ROWS = {

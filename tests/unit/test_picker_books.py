@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from typing import Any, NoReturn
 
 import pytest
-from picker_bench import BLOCK, GONE, W0, Bench, ids, request
+from picker_bench import BLOCK, COMPLETE, GONE, W0, Bench, ids, request
 
-from trunkline.gateway.contracts import Pick
+from trunkline.gateway.contracts import OPEN_GRANT, Pick
 
 
 def broken(*_: object, **__: object) -> NoReturn:
@@ -71,3 +72,29 @@ def test_a_repeated_batch_owes_what_it_would_owe_alone() -> None:
     assert second.ticket.owed_from == 4
     bench.picker.ended(second, GONE, None)
     assert bench.expected(W0, ids(4 * BLOCK)) == 4
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "further_tokens", "cached_tokens", "false_hits"),
+    [(False, 0, 16, 1), (False, 0, 0, 0), (False, 64, 16, 0), (True, 0, 16, 0)],
+)
+def test_reuse_under_a_salt_that_nobody_else_has_is_a_false_hit(
+    is_shared: bool,
+    further_tokens: int,
+    cached_tokens: int,
+    false_hits: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A batch, or copies, may reuse what it computed itself."""
+    bench = Bench(W0)
+    asked = request(ids(100))
+    asked.further_tokens = further_tokens
+    if not is_shared:
+        asked.grant = OPEN_GRANT.unshared()
+    made = bench.picker.pick(asked, frozenset())
+    assert isinstance(made, Pick)
+    bench.picker.first_byte(made)
+    with caplog.at_level(logging.ERROR, "trunkline"):
+        bench.picker.ended(made, COMPLETE, cached_tokens)
+    assert bench.picker.accounts.false_hits == false_hits
+    assert [record.message for record in caplog.records] == ["reuse.false_hit"] * false_hits

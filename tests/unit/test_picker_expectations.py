@@ -94,6 +94,15 @@ def test_a_client_that_leaves_before_the_first_byte_takes_its_expectations_along
     assert bench.expected(W0, ids(80, 5_000)) == 5
 
 
+def test_an_answer_that_another_proxy_carried_leaves_its_prompt_there() -> None:
+    bench = Bench(W0)
+    picked = bench.pick(ids(81), is_stream=False)
+    bench.picker.ended(picked, AttemptEnd.UNHEARD, None)
+    assert bench.expected(W0, ids(80)) == 5
+    assert bench.told[W0, "unheard"] == 1
+    bench.assert_clean()
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_prompt_that_the_worker_refuses_is_not_expected_there(is_stream: bool) -> None:
     """A 400 is a complete answer, and computed nothing."""

@@ -18,7 +18,7 @@ import pytest
 from trunkline import cli
 from trunkline.adapters.clock import SystemClock
 from trunkline.errors import ConfigError, TraceError
-from trunkline.plan import command
+from trunkline.plan import command, savings
 from trunkline.plan.calls import Call
 from trunkline.plan.savings import SHARED, Savings
 from trunkline.plan.study import public_prefixes
@@ -66,6 +66,30 @@ def _log(tmp_path: Path) -> Path:
     return path
 
 
+def test_where_nothing_is_shared_no_router_is_said_to_win(tmp_path: Path) -> None:
+    """Texts that begin in ways of their own; the ratio of nothing would be 0 % of all."""
+    log = tmp_path / "log.jsonl"
+    bodies = [{"timestamp": n, "prompt": f"{n} unlike any other {n} " * 40} for n in range(20)]
+    log.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    told = " ".join(plan(log, "--workers", 2).split())
+    assert "a prefix cache would save nothing here" in told
+    assert "makes no difference to what is computed here" in told
+    assert "comes first" not in told
+    assert "0% less" not in told
+
+
+def test_one_of_a_thing_is_told_as_one_and_a_short_log_is_not_of_no_time(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": number, "input_length": 512, "output_length": 1, "hash_ids": [number]}
+        for number in range(4)
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join([*map(json.dumps, rows), "nonsense"]))
+    told = " ".join(plan(log, "--workers", "1").split())
+    assert "0.003 s; 1 line left out" in told
+    assert "1 workers" not in told
+
+
 def test_a_plan_says_what_it_means_first_and_what_it_assumes_last(log: Path) -> None:
     page = plan(log, "--workers", "2")
     assert page.index("would save") < page.index("Routing at 2 workers") < page.index("assumed:")
@@ -86,14 +110,14 @@ def test_no_word_of_a_prompt_is_in_any_result(log: Path, tmp_path: Path) -> None
 def test_a_plan_as_json_adds_up(log: Path) -> None:
     found = json.loads(plan(log, "--workers", "2", "--json"))
     assert (found["log"]["requests"], found["log"]["malformed"]) == (120, 1)
-    savings = found["savings"]
-    for scope, ceiling in savings["ceiling"].items():
-        shares = [row[scope] for row in savings["by_cache"]]
+    saved = found["savings"]
+    for scope, ceiling in saved["ceiling"].items():
+        shares = [row[scope] for row in saved["by_cache"]]
         assert shares == sorted(shares)
         assert shares[-1] == ceiling
     (isolation,) = found["isolation"]
     assert isolation["ceiling_cost"] == pytest.approx(
-        savings["ceiling"][SHARED] - isolation["ceiling"]
+        saved["ceiling"][SHARED] - isolation["ceiling"]
     )
     (prefix,) = found["public_prefixes"]["rows"]
     assert len(SYSTEM) // 4 - 32 < prefix["prefix_tokens"] <= len(SYSTEM) // 4 + 32
@@ -133,7 +157,17 @@ def test_without_matplotlib_a_page_is_refused_with_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'trunkline\[report\]'"):
-        plan(log, "--html", tmp_path / "plan.html")
+        plan(tmp_path / "not-even-looked-at", "--html", tmp_path / "plan.html")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_page_that_cannot_be_written_costs_no_figures(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", str(log), "--workers", "2", "--html", "/dev/full"]) != 0
+    said = capsys.readouterr()
+    assert "Routing at 2 workers" in said.out
+    assert "No space left" in said.err
 
 
 @pytest.mark.parametrize(
@@ -191,19 +225,33 @@ def generated(rows: int) -> Iterator[Call]:
 
 def test_memory_does_not_grow_with_the_log() -> None:
     def peak_bytes(rows: int) -> int:
-        savings = Savings([100, 1_000], max_blocks=1 << 10)
+        tried = Savings([100, 1_000], max_blocks=1 << 10)
         window = BusiestWindow(max_calls=200)
         tracemalloc.start()
         for call in generated(rows):
-            savings.add(call)
+            tried.add(call)
             window.add(call)
-        assert savings.calls == rows
+        assert tried.calls == rows
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
 
     few, many = peak_bytes(1_000), peak_bytes(10_000)
     assert many < 1.5 * few
+
+
+@pytest.mark.parametrize(("uses", "scopes"), [(13, [SHARED, "session"]), (12, [SHARED])])
+def test_the_calls_that_tell_whose_they_are_have_a_bound_by_their_blocks(
+    monkeypatch: pytest.MonkeyPatch, uses: int, scopes: list[str]
+) -> None:
+    monkeypatch.setattr(savings, "FIRST_USES", uses)
+    nobodys, somebodys = generated(2)
+    nobodys.session = None
+    tried = Savings([100])
+    assert len(nobodys.blocks) == 12
+    for call in (nobodys, somebodys):
+        tried.add(call)
+    assert [one.scope for one in tried.found()] == scopes
 
 
 def test_prefixes_are_sought_only_where_the_log_names_owners() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trunkline.errors import TraceError
+from trunkline.plan import reader as reading
 from trunkline.plan import tables
 from trunkline.plan.calls import MAX_NAMED_REJECTS, Call, Reject
+from trunkline.plan.engine_lines import fields_of
 from trunkline.plan.naming import Namer
 from trunkline.plan.reader import SORT_WINDOW, LogFormat, LogReader, ReadOptions
 from trunkline.plan.shapes import Times
@@ -389,6 +392,7 @@ def test_no_complaint_holds_what_a_line_says(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
+@example([b"{}"])
 def test_any_bytes_behind_one_good_line_are_read_or_counted(lines: list[bytes]) -> None:
     import tempfile
 
@@ -397,6 +401,52 @@ def test_any_bytes_behind_one_good_line_are_read_or_counted(lines: list[bytes]) 
             path = Path(folder) / "log"
             path.write_bytes(b"\n".join([first, *lines]))
             assert read(path)[0]
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+def test_the_first_lines_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of JSON that is as long as all may be tells the format, whatever comes behind it."""
+    engine = b"INFO 11-30 12:00:00 Received request a: prompt: 'hello', params: x"
+    path = log(tmp_path, chat("one"), engine, engine)
+    assert read(path)[1].kind is LogFormat.VLLM
+    size = len(json.dumps(chat("one"), separators=(",", ":"))) + 1
+    for first_bytes, kind in ((size, LogFormat.JSON), (size + 1, LogFormat.JSON)):
+        monkeypatch.setattr(reading, "FIRST_BYTES", first_bytes)
+        assert read(path)[1].kind is kind
+    monkeypatch.setattr(reading, "FIRST_BYTES", size + len(engine) + 2)
+    assert read(path)[1].kind is LogFormat.VLLM
+
+
+def test_calls_that_wait_to_be_put_in_order_are_bounded_by_their_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"hash_ids": [1, 2, 3], "input_length": 3 * 512, "timestamp": at} for at in (3, 2, 1, 0)
+    ]
+    path = log(tmp_path, *rows)
+    assert read(path)[1].late == 0
+    for uses, late in ((12, 0), (9, 0), (8, 1), (5, 2), (2, 3), (0, 3)):
+        monkeypatch.setattr(reading, "SORT_USES", uses)
+        calls, found = read(path)
+        assert (len(calls), found.late) == (4, late), uses
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_long_prompt_in_the_log_of_vllm_takes_a_few_times_its_length(quote: str) -> None:
+    text = "ab c" * 100_000
+    line = f"Received request a: prompt: {quote}{text}\\n{quote}, params: x".encode()
+    tracemalloc.start()
+    try:
+        found = fields_of(line)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(text)
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert found["prompt"] == text + "\n"
 
 
 # -- time ---------------------------------------------------------------------------------------

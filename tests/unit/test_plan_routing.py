@@ -16,7 +16,7 @@ from trunkline.plan.calls import Call
 from trunkline.plan.moves import break_even, workers_needed
 from trunkline.plan.naming import Namer
 from trunkline.plan.peers import LEAST_QUEUE, OURS, ROUND_ROBIN, ROUTERS
-from trunkline.plan.queueing import FIXED_MS, FleetShape, Moment, QueueModel, Routed
+from trunkline.plan.queueing import FIXED_MS, Chooser, FleetShape, Moment, QueueModel, Routed
 from trunkline.plan.reader import LogReader
 from trunkline.plan.window import BusiestWindow, Stretch, stretch_of
 from trunkline.sim.cache import PrefixCache
@@ -221,3 +221,16 @@ def test_the_fewest_workers_that_keep_a_goal_are_found() -> None:
     assert p95(found) <= 500.0 < p95(found - 1)
     assert workers_needed(calls, shape, 500.0, make, at_least=found) == found
     assert workers_needed(calls, shape, 99.0, make) is None, "each takes 100 ms by itself"
+
+
+def test_a_goal_that_needs_more_workers_than_are_tried_is_not_tried_with_them() -> None:
+    """300 are busy all the time, one call after the other: a model of so many would take long."""
+    spaced = stretch(*((10.0 * n / 3, 995, []) for n in range(3_000)))
+    shape = FleetShape(workers=1, cache_tokens=100, token_ms=1.0)
+
+    def none_is_made(_shape: FleetShape, _seed: int) -> Chooser:
+        raise AssertionError("one was tried")
+
+    assert workers_needed(spaced, shape, 1_001.0, none_is_made) is None
+    with pytest.raises(AssertionError, match="one was tried"):
+        workers_needed(spaced, shape, 1e9, none_is_made)

@@ -43,10 +43,13 @@ def written(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 _SHAPED = {
     "health_check_endpoint": "/ready",
+    "request_id_headers": ("x-request-id", "x-trace-id"),
+    "cors_allowed_origins": ("https://app.example", "http://localhost:3000"),
     "worker_dns": ("engines.ml.svc:8000", "localhost:8001"),
     "worker_networks": ("10.0.0.0/8", "fd00::/8"),
     "selector": ("app=engine", "kubernetes.io/service-name=engines"),
     "service_discovery_namespace": "ml",
+    "otlp_endpoint": "http://collector:4318",
 }
 """Values of settings that not every text is one of."""
 
@@ -116,7 +119,7 @@ def test_every_setting_has_a_sentence_and_every_number_a_unit_and_two_bounds(lea
         assert leaf.setting.low is not None
         assert leaf.setting.high is not None
         assert leaf.setting.low <= leaf.default <= leaf.setting.high
-        ports = ("port", "admin_port", "service_discovery_port")
+        ports = ("port", "admin_port", "service_discovery_port", "ext_proc_port")
         assert leaf.unit or leaf.name in (*ports, "seed")
 
 
@@ -191,6 +194,10 @@ def test_another_name_of_a_flag_means_the_same() -> None:
         (["--worker-urls", "http://a/w", "http://a/w#events=tcp://*:1"], ["a:80/w twice"]),
         (["--admin-host", "0.0.0.0"], ["listen.admin_host", "--admin-api-key"]),
         (["--api-key", "x1", "--admin-api-key", "x1"], ["listen.admin_api_key", "operator"]),
+        (["--request-id-headers", "X-Trace-Id"], ["request_id_headers", "in small letters"]),
+        (["--request-id-headers", "authorization"], ["holds no id of a request"]),
+        (["--cors-allowed-origins", "app.example"], ["cors_allowed_origins", "is no origin"]),
+        (["--cors-allowed-origins", "https://app.example/"], ["is no origin"]),
         (["--port", "5", "--admin-port", "5"], ["listen.admin_port", "give another"]),
         (["--max-head-bytes", "1024"], ["limits.max_header_bytes", "max_head_bytes = 1024"]),
         (["--retry-initial-backoff-ms", "251"], ["retry_max_backoff_ms = 250"]),
@@ -232,7 +239,9 @@ def test_a_boolean_in_the_environment_is_true_or_false_and_nothing_else(text: st
         ("[listen]\nprometheus_port = 80", "is called admin_port here"),
         ("[routing]\ncache_threshold = 0.5", "has no thresholds"),
         ("[listen\nport = 80", "is not TOML"),
+        ("[routing]\npolicy = cache_aware", "texts stand in quotes"),
         ("[listen]\nport = 80\nport = 81", "is not TOML"),
+        ("port = " + "[" * 20_000, "is not TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name_and_a_remedy(
@@ -262,33 +271,6 @@ def test_an_unknown_flag_is_refused_with_the_nearest_name() -> None:
 
 def test_a_flag_is_not_accepted_cut_short() -> None:
     assert "did you mean --max-payload-size?" in refusal("--max-payload", "1024")
-
-
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "--cache-threshold",
-        "--balance-abs-threshold",
-        "--balance-rel-threshold",
-        "--eviction-interval-secs",
-        "--max-tree-size",
-        "--request-timeout-secs",
-    ],
-)
-def test_a_flag_of_another_router_is_refused_and_told_what_to_do(flag: str) -> None:
-    variable = "TRUNKLINE_" + flag.strip("-").replace("-", "_").upper()
-    for message in (refusal(flag, "1"), refusal(f"{flag}=1"), refusal(environ={variable: "1"})):
-        assert "belongs to other routers" in message
-    if "threshold" in flag:
-        assert "the cost in milliseconds has no thresholds" in refusal(flag, "1")
-
-
-def test_the_remedy_for_a_foreign_flag_names_flags_that_exist() -> None:
-    import re
-
-    known = {leaf.flag for leaf in leaves()}
-    for sentence in settings.FOREIGN.values():
-        assert set(re.findall(r"--[a-z-]+", sentence)) <= known
 
 
 def test_what_kubernetes_says_of_a_service_with_our_name_is_no_setting() -> None:
@@ -487,3 +469,29 @@ def test_a_name_is_suggested_only_when_it_is_close(written: str, near: str | Non
 
 def test_what_all_names_share_is_no_likeness() -> None:
     assert nearest("TRUNKLINE_COLOUR", [leaf.variable for leaf in leaves()]) is None
+
+
+def test_the_collector_that_opentelemetry_names_counts_where_nothing_else_does(
+    tmp_path: Path,
+) -> None:
+    otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://of-all:4318"}
+    found = resolve(environ=otel)
+    assert found.config.observe.otlp_endpoint == "http://of-all:4318"
+    assert found.origins["otlp_endpoint"] == "environment OTEL_EXPORTER_OTLP_ENDPOINT"
+    file = tmp_path / "trunkline.toml"
+    file.write_text('[observe]\notlp_endpoint = "http://of-the-file:4318"\n')
+    named = resolve(environ=otel, file=file).config.observe
+    assert named.otlp_endpoint == "http://of-the-file:4318"
+    ours = otel | {"TRUNKLINE_OTLP_ENDPOINT": "http://ours:4318"}
+    assert resolve(environ=ours, file=file).config.observe.otlp_endpoint == "http://ours:4318"
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://x", "http://user:secret@x:4318"])
+def test_a_collector_that_is_no_plain_url_is_refused(endpoint: str) -> None:
+    assert "otlp_endpoint" in refusal("--otlp-endpoint", endpoint)
+
+
+def test_envoy_is_answered_by_one_process_alone() -> None:
+    flags = {"ext_proc_port": "50051", "processes": "2"}
+    with pytest.raises(ConfigError, match=r"ext_proc_port .* is one process's"):
+        settings.resolve(flags, {})

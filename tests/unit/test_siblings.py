@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,18 @@ import msgspec
 import pytest
 from feed_desk import NAMESPACE, WORKER, Desk, batch, gone, namespace, run
 
-from trunkline.control.sibling_words import MAX_FRAME_BYTES, Made, Offer, Piece, Seal, heard, told
-from trunkline.control.siblings import MAX_SNAPSHOTS, SiblingParts, Siblings, Side
+from trunkline.control import siblings
+from trunkline.control.sibling_words import (
+    MAX_FRAME_BYTES,
+    Ask,
+    Made,
+    Offer,
+    Piece,
+    Seal,
+    heard,
+    told,
+)
+from trunkline.control.siblings import MAX_ANSWERS, MAX_SNAPSHOTS, SiblingParts, Siblings, Side
 from trunkline.core.epochs import EpochTable, Subject, SubjectKind
 from trunkline.core.events import EventBatch
 from trunkline.core.handover import Lineage
@@ -144,7 +154,10 @@ HISTORY = (
 
 
 def play(
-    scene: Callable[[Gateway, Gateway, Wire], Coroutine[Any, Any, None]], root: bytes = ROOT
+    scene: Callable[[Gateway, Gateway, Wire], Coroutine[Any, Any, None]],
+    root: bytes = ROOT,
+    *,
+    history: Sequence[EventBatch] = HISTORY,
 ) -> None:
     """One that heard all, and one that has only just come and heard the last batch."""
 
@@ -153,7 +166,7 @@ def play(
         async with asyncio.TaskGroup() as group:
             knows, late = Gateway("knows", wire, group), Gateway("late", wire, group, root)
             knows.names.know("other")
-            knows.hear(*HISTORY)
+            knows.hear(*history)
             late.hear(HISTORY[-1])
             beside = [
                 group.create_task(work)
@@ -273,6 +286,29 @@ def test_a_gateway_with_another_secret_neither_tells_nor_is_told() -> None:
     play(scene, root=b"q" * 32)
 
 
+def test_a_gateway_that_lacks_a_namespace_lets_one_that_lacks_none_tell_first() -> None:
+    async def scene(knows: Gateway, late: Gateway, wire: Wire) -> None:
+        async with asyncio.TaskGroup() as group:
+            lacks = Gateway("lacks", wire, group)
+            lacks.hear(*HISTORY)
+            wire.heard.reverse()  # it is asked first
+            await asyncio.sleep(1.5)
+            assert (knows.siblings.stats.told, lacks.siblings.stats.told) == (1, 0)
+            assert (depth(late, "t", 1, 2, 3, 8), depth(late, "other", 20)) == (4, 1)
+
+    play(scene)
+
+
+def test_a_gateway_that_lacks_a_namespace_tells_where_no_other_does() -> None:
+    async def scene(knows: Gateway, late: Gateway, _wire: Wire) -> None:
+        knows.hear(batch(3, run(40, salt=namespace("nobody").salt)))
+        late.hear(batch(3, run(40, salt=namespace("nobody").salt)))
+        await asyncio.sleep(1.5)
+        assert (late.siblings.stats.taken, depth(late, "t", 1, 2, 3, 8)) == (1, 4)
+
+    play(scene)
+
+
 def test_what_one_has_a_doubt_of_it_does_not_tell() -> None:
     async def scene(knows: Gateway, late: Gateway, _wire: Wire) -> None:
         knows.hear(batch(3, run(31, parent=30)))  # an orphan
@@ -350,6 +386,66 @@ def test_what_nobody_fetches_is_forgotten_and_bounded() -> None:
         late.desk.directory.leave(WORKER)
         await asyncio.sleep(60.0)
         assert not knows.siblings._snapshots
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("first", "told_count"), [(0, 1), (1, 1), (2, 0)])
+def test_who_knows_no_more_than_who_asks_tells_nothing(first: int, told_count: int) -> None:
+    async def scene(knows: Gateway, late: Gateway, _wire: Wire) -> None:
+        await asyncio.sleep(10.0)
+        assert knows.siblings.stats.told == late.siblings.stats.taken == told_count
+
+    play(scene, history=HISTORY[first:])
+
+
+def test_what_is_told_of_one_worker_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    async def scene(knows: Gateway, late: Gateway, wire: Wire) -> None:
+        await asyncio.sleep(1.0)
+        pieces = [frame for frame in wire.frames if isinstance(knows.seal.open(frame), Piece)]
+        sizes.append(sum(map(len, pieces)))
+
+    play(scene)
+    for bound, told_size in ((sizes[0], sizes[0]), (sizes[0] - 1, 0)):
+        monkeypatch.setattr(siblings, "MAX_SNAPSHOT_BYTES", bound)
+        play(scene)
+        assert sizes[-1] == told_size
+
+
+def test_namespaces_beyond_the_bound_of_a_piece_are_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(siblings, "MAX_LINEAGE_BYTES", 0)
+
+    async def scene(_knows: Gateway, late: Gateway, _wire: Wire) -> None:
+        await asyncio.sleep(1.0)
+        assert late.siblings.stats.taken == 1
+        assert (depth(late, "t", 1, 2, 3, 8), depth(late, "other", 20)) == (4, 0)
+
+    play(scene)
+
+
+def test_only_so_many_questions_are_answered_at_a_time() -> None:
+    async def scene(knows: Gateway, _late: Gateway, _wire: Wire) -> None:
+        ask = Ask(life="x", number="n", worker=WORKER, block_tokens=2, seq=0, knows_since=1)
+        answered, may_end = 0, asyncio.Event()
+
+        async def answer(body: bytes) -> None:
+            nonlocal answered
+            answered += bool(body)
+            await may_end.wait()
+
+        for _ in range(3 * MAX_ANSWERS):
+            knows.siblings._heard(knows.seal.close(ask), answer)
+        await asyncio.sleep(0.1)
+        assert answered == MAX_ANSWERS
+        may_end.set()
+        await asyncio.sleep(0.1)
+        knows.siblings._heard(knows.seal.close(ask), answer)
+        await asyncio.sleep(0.1)
+        assert answered == MAX_ANSWERS + 1
 
     play(scene)
 

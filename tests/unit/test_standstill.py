@@ -12,11 +12,11 @@ from trunkline.core.directory import Directory
 from trunkline.core.events import AllBlocksCleared
 from trunkline.core.feed import FeedState
 from trunkline.core.handover import Rows, Standing
+from trunkline.core.orphans import MAX_UNPLACED_BLOCKS
 from trunkline.core.records import Instant
 from trunkline.core.standstill import (
     LOOK_MS,
     MAX_STANDSTILL_MS,
-    MAX_UNPLACED,
     MAX_WAITING_BATCHES,
 )
 
@@ -217,16 +217,35 @@ def test_what_descends_from_what_has_no_place_waits_for_nobody() -> None:
     assert (late.feed.parked_count, late.feed.stats.unplaced) == (0, 1)
 
 
+@pytest.mark.parametrize("slice_count", [1, 2, 3])
+def test_what_waits_for_a_parent_is_not_counted_twice_where_it_breaks_off(slice_count: int) -> None:
+    knows, late = two()
+    token = stood(late)
+    at = standing(late, token)
+    assert late.feed.parked_count == 1
+    rows = told(knows)
+    assert len(rows) == 3
+    for one in rows[:slice_count]:
+        assert late.feed.standstill.adopt(token, one, NOTHING, at)
+    late.feed.standstill.go_on(token)
+    for one in (batch(3, gone(8)), batch(4, gone(3)), batch(5, run(3, parent=2))):
+        for desk in (knows, late):
+            desk.live(one)
+    assert knows.usable(1, 2, 3, 8) == 3
+    assert late.usable(1, 2, 3, 8) <= 3, "nothing is believed to be there that is gone"
+
+
 def test_what_has_no_place_is_bounded() -> None:
     _, late = two()
     token = stood(late)
     at = standing(late, token)
     empty = Rows(packed=b"", tags=())
-    for base in (0, MAX_UNPLACED):
-        many = array("Q", range(base, base + MAX_UNPLACED))
+    for base in (0, MAX_UNPLACED_BLOCKS):
+        many = array("Q", range(base, base + MAX_UNPLACED_BLOCKS))
         assert late.feed.standstill.adopt(token, empty, many, at)
+        assert len(late.feed.standstill._unplaced) == MAX_UNPLACED_BLOCKS
     assert late.feed.standstill.complete(token, at)
-    assert len(late.feed.standstill.unplaced()) == MAX_UNPLACED
+    assert len(late.feed.standstill.unplaced()) == MAX_UNPLACED_BLOCKS
 
 
 def test_a_worker_that_dropped_all_is_known_whole() -> None:

@@ -145,7 +145,14 @@ def test_only_operators_and_open_gateways_see_decisions() -> None:
 
 
 @pytest.mark.parametrize(
-    "roles", [(), (Role.AUDITOR,), (Role.SECURITY_OFFICER,), (Role.AUDITOR, Role.SECURITY_OFFICER)]
+    "roles",
+    [
+        (),
+        (Role.AUDITOR,),
+        (Role.SECURITY_OFFICER,),
+        (Role.FLEET_METRICS,),
+        (Role.AUDITOR, Role.SECURITY_OFFICER, Role.FLEET_METRICS),
+    ],
 )
 def test_who_has_no_role_that_asks_for_inference_is_refused_before_any_model(
     roles: tuple[Role, ...],

@@ -82,7 +82,7 @@ def test_token_ids_that_a_client_gives_stay_what_they_are() -> None:
     prompts = _text_reader()
     given_ids = array("I", range(40))
     assert _read(prompts, given_ids) is given_ids
-    assert not prompts.is_estimate(given_ids)
+    assert not prompts.is_guess(request(given_ids))
 
 
 def test_nobody_is_refused_for_an_estimate_and_ids_are_counted_still() -> None:

@@ -36,6 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "errors.py": set(),
     "setting.py": set(),
     "written.py": set(),
+    "foreign.py": set(),
     "config.py": {"setting.py", "config_access.py", "config_models.py", "config_discovery.py"},
     "config_access.py": {"setting.py"},
     "config_models.py": {"setting.py"},
@@ -60,6 +61,10 @@ WIRING = {
     ),
     *(
         "settings.py",
+        *("reload.py", "reload_record.py"),
+        "engines.py",
+        "completion.py",
+        "effects.py",
         "leaf.py",
         "model_tables.py",
         "model_half.py",
@@ -67,9 +72,19 @@ WIRING = {
         "worker_specs.py",
         "texts.py",
         "discovery_side.py",
+        "fleet_side.py",
+        "proxy_side.py",
     ),
-    *("parent.py", "parent_admin.py", "child.py", "seat.py"),
-    *("operations.py", "__main__.py", "__init__.py"),
+    *(
+        "parent.py",
+        *("parent_admin.py", "parent_answers.py"),
+        "parent_joins.py",
+        "parent_dashboard.py",
+        "child.py",
+        "seat.py",
+    ),
+    *("monitoring.py", "panels.py", "alerts.py", "promql.py", "trace_side.py"),
+    *("operations.py", "overview_side.py", "__main__.py", "__init__.py"),
     *("administration.py", "administration_reach.py", "administration_views.py"),
     *("administration_fleet.py", "administration_pace.py", "administration_audit.py"),
     "audit_answers.py",
@@ -80,6 +95,8 @@ WIRING = {
         *("terminal.py", "words.py", "public_answers.py", "receipt_text.py"),
         *(
             "doctor.py",
+            *("top.py", "top_frame.py"),
+            *("doctor_here.py", "sound_settings.py", "checkup.py"),
             "explain.py",
             "errand_side.py",
             "tenant_side.py",
@@ -95,11 +112,13 @@ ENGINE = "connectors/vllm.py"
 THIRD_PARTY = {
     *("uvloop", "httptools", "msgspec", "fastokens", "tokenizers", "jinja2", "zmq"),
     *("prometheus_client", "starlette", "uvicorn", "matplotlib", "xxhash", "cryptography"),
-    *("jwt", "nats"),
+    *("jwt", "nats", "opentelemetry"),
 }
 NAMES_ADAPTERS = {
     *("wiring.py", "texts.py", "worker_specs.py", "authority.py", "rehearsal.py", "cli.py"),
-    *("discovery_side.py", "registry_store.py", "parent.py", "child.py", ENGINE),
+    *("discovery_side.py", "fleet_side.py", "registry_store.py", "parent.py", "child.py", ENGINE),
+    "trace_side.py",
+    "proxy_side.py",
 }
 ENGINES = {"vllm", "torch", "huggingface_hub"}
 """Of an engine's own environment, never of ours."""

@@ -176,18 +176,33 @@ def test_a_bad_chat_body_is_refused_with_the_field(body: dict[str, Any], param: 
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, 5, {}, [], [-1], [4_096], [1.5], [True], ["a", "b"], [[]]]
+    "prompt",
+    [None, 5, {}, [], [-1], [4_096], [1.5], [True], ["a", 1], [[1], "a", 2], [[]], ["a"] * 257],
 )
 def test_a_bad_prompt_is_refused(prompt: Any) -> None:  # any JSON
     with pytest.raises(BadRequest):
-        READER.generation({"prompt": prompt}, is_chat=False)
+        READER.batch({"prompt": prompt})
 
 
 @pytest.mark.parametrize("prompt", ["hello", [5, 6], [5], ["hello"], [[5, 6]]])
 def test_a_prompt_may_be_text_or_ids_or_a_batch_of_one(prompt: Any) -> None:  # any JSON
-    generation = READER.generation({"prompt": prompt}, is_chat=False)
+    [generation] = READER.batch({"prompt": prompt})
     assert generation.wanted_tokens == 16
     assert generation.has_own_end
+
+
+def test_what_a_gateway_says_of_a_prompt_is_said_of_the_first_of_a_batch_alone() -> None:
+    body = {
+        "prompt": [[5] * 32, [6] * 32],
+        "cache_salt": "own",
+        "cache_salt_regions": [[1, "public"]],
+        "kv_transfer_params": {"trunkline": {"checkpoints": [[16, "name"]]}},
+    }
+    first, second = READER.batch(body)
+    assert [region.salt for region in first.regions] == ["public"]
+    assert first.labels == ((16, "name"),)
+    assert (second.regions, second.labels) == ((), ())
+    assert first.salt == second.salt == "own"
 
 
 def test_an_answer_without_a_length_stays_within_the_context() -> None:

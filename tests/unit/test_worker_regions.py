@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,8 +13,10 @@ from trunkline.adapters.vllm_events import decode_batch
 from trunkline.core.events import BlocksStored
 from trunkline.core.simkv import apply_mask
 from trunkline.core.transfer import kv_chain
-from trunkline.kv.tickets import MAX_REGIONS
+from trunkline.kv.tickets import MAX_REGIONS, Ticket
 from trunkline.ports.publisher import RunStored
+from trunkline.worker.batches import terms_of_another
+from trunkline.worker.blocks import Terms
 from trunkline.worker.fence import Reason
 from trunkline.worker.requests import MAX_REGION_BLOCKS, BadRequest, Reader, Region
 from worker_tenants import BLOCK, VOCAB, Store, right, ticket, tokens
@@ -174,6 +177,15 @@ def test_regions_at_their_bounds_are_read() -> None:
     given = [[MAX_REGION_BLOCKS, "s" * 1_024]] * MAX_REGIONS
     assert len(_read(given)) == MAX_REGIONS
     assert _read(None) == _read([], salt=None) == ()
+
+
+def test_another_prompt_of_a_batch_stands_on_the_ticket_without_its_public_beginning() -> None:
+    told = Ticket(
+        ns=b"own", subjects=("fleet",), epochs=(1,), rev=1, tenant="a", regions=(b"public",)
+    )
+    other = terms_of_another(Terms(ticket=told, regions=(Region(blocks=1, salt="public"),)))
+    assert other == Terms(ticket=replace(told, regions=()))
+    assert terms_of_another(Terms()) == Terms()
 
 
 def test_without_regions_in_the_engine_the_field_is_ignored() -> None:

@@ -135,6 +135,19 @@ def test_a_beginning_that_was_dropped_as_spoilt_is_not_put_again(store: Store) -
     store.cache.release(running)
 
 
+def test_what_was_damaged_on_the_device_before_it_is_kept_goes_nowhere(store: Store) -> None:
+    """Behind the device it would get a digest of its own, and nobody would see the damage again."""
+    running = store.admitted(PROMPT, ticket())
+    store.cache.compute(running, len(PROMPT), keeps=False)
+    damaged = bytearray(running.blocks[2].kv)
+    damaged[7] ^= 1
+    running.blocks[2].kv = damaged
+    store.cache.keep(running)
+    assert store.host_bytes() == 2 * BLOCK_BYTES
+    assert store.behind.put_refused == {KvReason.DIGEST: 1}
+    store.cache.release(running)
+
+
 def test_a_worker_without_a_lease_uses_and_keeps_nothing(store: Store) -> None:
     store.run(PROMPT, ticket())
     store.crowd_out()

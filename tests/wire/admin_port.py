@@ -8,15 +8,17 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
 from fleet import WAIT_S
 
 from trunkline.config import Config, ListenConfig
-from trunkline.core.records import WorkerId
+from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import Busy
-from trunkline.gateway.admin import admin_app
+from trunkline.gateway.admin import Beside, admin_app
+from trunkline.gateway.admin_engines import Amendment
 from trunkline.gateway.backend import (
     Heartbeat,
     Refused,
@@ -25,8 +27,19 @@ from trunkline.gateway.backend import (
     WorkerOrder,
     WorkerView,
 )
+from trunkline.gateway.foregone import Comparison, Ended
 from trunkline.gateway.listener import bind_admin, serve_admin
+from trunkline.gateway.live import TICK_S
 from trunkline.gateway.metrics import Exposition, Sample, WorkerRow
+from trunkline.gateway.overview import (
+    DecisionFilter,
+    DecisionShown,
+    Integrity,
+    Overview,
+    PrefixShown,
+    Traffic,
+    WorkerShown,
+)
 from trunkline.gateway.preview import PreviewOrder
 from trunkline.settings import redacted
 
@@ -105,6 +118,17 @@ class FakeBackend:
     async def reset_worker(self, worker: WorkerId) -> WorkerJob | Refused | None:
         return WorkerJob(worker=worker, state="reset") if worker in self.orders else None
 
+    async def pages(self) -> Sequence[tuple[WorkerId, bytes]]:
+        page = b"# TYPE vllm:x gauge\nvllm:x 1.0\n"
+        return [(WorkerId(name), page) for name in self.orders]
+
+    async def amend(self, worker: WorkerId, amendment: Amendment) -> WorkerJob | Refused | None:
+        if worker not in self.orders:
+            return None
+        given = {name: value for name, value in asdict(amendment).items() if value is not None}
+        self.orders[worker] = replace(self.orders[worker], **given)
+        return WorkerJob(worker=worker, state="joining")
+
     async def decisions(
         self, *, limit: int, worker: WorkerId | None
     ) -> Sequence[Mapping[str, Any]]:
@@ -129,6 +153,58 @@ class FakeBackend:
         return None
 
 
+class FakeOverview:
+    """A gateway of two workers, at which somebody looked in `ticks`."""
+
+    def __init__(self) -> None:
+        self.ticks: list[int] = []
+        self.wanted: list[DecisionFilter] = []
+
+    def overview(self) -> Overview:
+        self.ticks.append(int(asyncio.get_running_loop().time() // TICK_S))
+        worker = WorkerShown(worker="w1", state="ready", mode="exact", load_ms=3.5)
+        return Overview(
+            at_ms=1.0,
+            up_ms=2.0,
+            processes=1,
+            workers=[worker, WorkerShown(worker="w2", state="draining", mode="blind")],
+            traffic=Traffic(
+                requests={"2xx": 3},
+                active=1,
+                waiting=0,
+                refused=0,
+                decisions=3,
+                reasons={"cache-hit": 3},
+                prompt_tokens=300,
+                promised_tokens=200,
+                hit_tokens=190,
+                saved_prefill_ms=40.0,
+                net_saved_ms=30.0,
+                over_claims=1,
+                ttft=None,
+                ttft_count=0,
+                foregone=Comparison(Ended()).look(Instant(0.0)),
+            ),
+            integrity=Integrity(false_hits=0, leaking=0, tested=2, workers=2, refused_pulls=0),
+            prefixes=[PrefixShown(prefix="ab", tokens=64, requests=2.0, holders=1)],
+            decisions=self.chosen(DecisionFilter()),
+        )
+
+    def chosen(self, wanted: DecisionFilter) -> list[DecisionShown]:
+        self.wanted.append(wanted)
+        return [
+            DecisionShown(
+                request="r1",
+                at_ms=5.0,
+                worker="w1",
+                reason="cache-hit",
+                plan="local",
+                prompt_tokens=100,
+                matched_tokens=64,
+            )
+        ]
+
+
 class AdminPort:
     """An admin port in a thread with its own loop, as a client sees it."""
 
@@ -138,6 +214,7 @@ class AdminPort:
     def __init__(self, key: str = "") -> None:
         listen = ListenConfig(admin_port=0, admin_api_key=key, api_key="marked-client-key")
         self.backend = FakeBackend()
+        self.overview = FakeOverview()
         self.listener = bind_admin(listen)
         self.port: int = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -146,6 +223,7 @@ class AdminPort:
             Exposition([self.backend], version="1", native="pure"),
             settings=redacted(Config(listen=listen)),
             key=key,
+            beside=Beside(engines=self.backend, overview=self.overview),
         )
         started = threading.Event()
 

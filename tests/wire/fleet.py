@@ -34,6 +34,10 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 MODEL_FOLDER = SOURCE / "trunkline" / "worker" / "model"
 START_S = 120.0
 STOP_S = 30.0
+TINY = ("--profile", "tiny")
+KEY = "sk-clients-0123456789"
+"""Of one tenant, for gateways that ask their clients for one."""
+MODEL = "trunkline-sim"
 WAIT_S = 60.0
 """Generous, as other processes share this machine: only a test that fails waits so long."""
 QUICK = (

@@ -24,6 +24,7 @@ from trunkline.adapters.clock import SystemClock
 from trunkline.config import LimitsConfig, ListenConfig, RetryConfig, UpstreamConfig
 from trunkline.core.records import WorkerId
 from trunkline.errors import NoWorker
+from trunkline.gateway.client import ClientConnection
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
 from trunkline.gateway.counters import AccessRecord
 from trunkline.gateway.front import Front, FrontParts, Readiness, serve_front
@@ -283,6 +284,10 @@ class Running:
     bugs_count: int = 0
     """How many unforeseen errors the test provokes."""
 
+    def connections(self) -> list[ClientConnection]:
+        """Those that clients have open."""
+        return [one for one in self.front._clients if isinstance(one, ClientConnection)]
+
     async def client(self, buffer_bytes: int = 1 << 27) -> Client:
         """With a small buffer, what the client does not read stays with the gateway."""
         reader, writer = await asyncio.open_connection(
@@ -318,7 +323,7 @@ async def running(
         ListenConfig(port=0),
         FrontParts(
             picker=picker,
-            models=parts.pop("models", lambda _principal: b'{"object":"list","data":[]}'),
+            models=parts.pop("models", lambda _principal: []),
             readiness=parts.pop("readiness", lambda: Readiness(is_ready=True)),
             clock=SystemClock(),
             dice=random.Random(7),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from admin_port import FakeBackend
+from admin_port import FakeBackend, FakeOverview
 from fleet import WAIT_S
 from starlette.applications import Starlette
 
@@ -34,7 +34,7 @@ from trunkline.core.audit import Head
 from trunkline.core.credentials import secret_hash_under
 from trunkline.core.freshness import LeaseGrants, Order
 from trunkline.core.records import Instant, WallTime
-from trunkline.gateway.admin import admin_app
+from trunkline.gateway.admin import Beside, admin_app
 from trunkline.gateway.authenticate import Credentials
 from trunkline.gateway.listener import bind_admin, serve_admin
 from trunkline.gateway.metrics import Exposition
@@ -201,11 +201,13 @@ class TenantPort:
                     draw=draw,
                 )
             )
+            backend = FakeBackend()
             self.app = app = admin_app(
-                FakeBackend(),
+                backend,
                 Exposition([], version="1", native="pure"),
                 settings={},
                 key=self.operator_key,
+                beside=Beside(engines=backend, overview=FakeOverview()),
                 tenancy=self.administration,
             )
             self._is_started.set()

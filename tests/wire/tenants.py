@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 
 MAX_ATTEMPTS = 20
 
-SALTED_PATHS = ("/v1/embeddings", "/v1/responses")
-"""Proxied unread, and the simulated worker keeps the salt there."""
+SALTED_PATHS = ("/v1/embeddings", "/v1/messages", "/v1/responses")
+"""The simulated worker keeps the salt there; scripted ones do not say what they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

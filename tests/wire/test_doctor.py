@@ -59,6 +59,9 @@ def test_a_fleet_with_which_all_is_well_passes_and_what_it_holds_is_understood(
     assert states == dict.fromkeys(
         ("text", "chat", "block size", "events", "block keys", "reuse", "isolation"), "ok"
     )
+    code, text = doctor(gateway, "no-such.toml")
+    assert (code, "no worker called no-such.toml" in text) == (1, True), text
+    assert "--config no-such.toml" in text
     assert gateway.metric("worker_misaligned") == gateway.metric("worker_leaking") == 0
     prompt = text_of(200, "after the test")
     assert (gateway.chat(prompt).cached, gateway.chat(prompt).cached > 0) == (0, True)

@@ -69,6 +69,7 @@ def test_the_terms_of_every_candidate_add_up_and_the_loser_is_shown(gateway: Gat
     assert saved == pytest.approx(told["net_gain_ms"], abs=ROUNDING_MS)
     code, text = explain(gateway, "terms-2")
     assert code == 0, text
+    assert "\\n" not in text, "each line is one"
     loser = next(row for row in told["candidates"] if row["worker"] != told["worker"])
     [chosen_line] = [line for line in text.splitlines() if line.startswith("* ")]
     [loser_line] = [line for line in text.splitlines() if line.startswith(f"  {loser['worker']}")]
@@ -92,6 +93,25 @@ def test_what_was_predicted_is_joined_with_what_came_true(gateway: Gateway) -> N
     assert answer.cached > 0
     assert 0 < outcome["first_byte_ms"] <= outcome["took_ms"]
     assert outcome["predicted_ms"] > 0
+
+
+def test_requests_that_their_clients_gave_one_id_are_shown_each_by_itself(gateway: Gateway) -> None:
+    ids = {"x-request-id": "shared"}
+    gateway.complete(text_of(300, "first of two"), ids)
+    alone = receipt(gateway, "shared")
+    assert "same_id" not in alone
+    code, text = explain(gateway, "shared")
+    assert (code, text.count("request shared went to")) == (0, 1)
+    gateway.complete(text_of(400, "second of two"), ids)
+    told = receipt(gateway, "shared")
+    assert told["earlier"] == []
+    assert told["prompt_tokens"] > alone["prompt_tokens"]
+    assert told["same_id"] == [alone]
+    code, text = explain(gateway, "shared")
+    assert code == 0, text
+    assert text.startswith("1 other request had the same id")
+    assert text.count("request shared went to") == 2
+    assert "an earlier attempt" not in text
 
 
 def test_a_request_that_is_not_sent_changes_nothing_and_is_answered_as_it_would_be(
@@ -163,6 +183,10 @@ def test_a_tenants_preview_sees_its_own_cache_alone(started: Processes, tmp_path
     own, foreign = these.while_leased(play)
     assert own > 0
     assert foreign == 0
+    records = these.gateway.admin("/audit?limit=1000").json()["records"]
+    looks = [one for one in records if one["action"].endswith("decisions.preview")]
+    assert {one["kind"] for one in looks} == {"INTENT", "OUTCOME"}
+    assert {one["subject"] for one in looks} == {"tenant/acme", "tenant/globex"}
     code, text = explain(these.gateway, "--prompt", str(body), "--tenant", "nobody")
     assert (code != 0, "no such tenant" in text) == (True, True)
     code, text = explain(these.gateway, "--prompt", str(body))

@@ -49,7 +49,9 @@ async def test_keys_are_asked_for_on_the_api_and_nowhere_else() -> None:
                 assert reply.status == 401
                 assert reply.headers["www-authenticate"] == "Bearer"
                 error = {**reply.error, "request_id": ""}
-                shapes.add(tuple(sorted(map(str, error.items()))))
+                assert ("none was sent" in error["message"]) == (not key)
+                if key:
+                    shapes.add(tuple(sorted(map(str, error.items()))))
         assert len(shapes) == 1
         for name in ("bearer", "BEARER", "Bearer "):
             loose = f"authorization: {name} sk-right \t\r\n"
@@ -80,6 +82,38 @@ async def test_a_model_that_no_worker_serves_is_not_found_in_the_shape_of_the_ap
         nameless = {"messages": CHAT["messages"]}
         assert (await gateway.ask(post(nameless))).status == 200
         assert gateway.front.counters.refusals == {"model_not_found": 2}
+
+
+@wire
+async def test_one_model_is_told_to_those_to_whom_it_is_listed() -> None:
+    rows = [{"id": "m"}, {"id": "org/m"}]
+    async with running(FixedPicker(), models=lambda _who: rows) as gateway:
+        for path in ("/v1/models/m", "/v1/models/org/m", "/v1/models/org%2Fm"):
+            reply = await gateway.ask(get(path))
+            assert (reply.status, reply.json) == (200, rows[path != "/v1/models/m"])
+        for name in ("other", "x" * 200, "m/"):
+            reply = await gateway.ask(get(f"/v1/models/{name}"))
+            assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+            assert "x" * 65 not in reply.error["message"]
+        refused = await gateway.ask(post(path="/v1/models/m"))
+        assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
+        assert gateway.front.counters.refusals == {"model_not_found": 3, "method_not_allowed": 1}
+
+
+@wire
+async def test_the_slip_of_a_base_url_is_named_and_admin_paths_look_like_any_other() -> None:
+    async with running(FixedPicker()) as gateway:
+        reply = await gateway.ask(post(path="/chat/completions"))
+        assert reply.error["message"].endswith("did you mean /v1/chat/completions?")
+        reply = await gateway.ask(post(path="/v1/v1/messages"))
+        assert (reply.status, reply.error["code"]) == (404, "not_found")
+        assert reply.error["message"].endswith("did you mean /v1/messages?")
+        shapes: set[tuple[str, ...]] = set()
+        for path in ("/workers", "/metrics", "/nothing", "/keys"):
+            reply = await gateway.ask(get(path))
+            error = {**reply.error, "request_id": ""}
+            shapes.add(tuple(str(value).replace(path, "") for value in error.values()))
+        assert len(shapes) == 1
 
 
 @wire

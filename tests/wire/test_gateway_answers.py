@@ -37,6 +37,8 @@ from scripted import (
 from trunkline.config import LimitsConfig
 from trunkline.gateway.contracts import AttemptEnd
 
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 async def through(answer: bytes, request: bytes = post(), *, closes: bool = False) -> Reply:
     """What a client gets when the worker answers with exactly these bytes."""
@@ -112,7 +114,7 @@ async def test_c61_headers_arrive_once_and_those_of_the_connection_not_at_all() 
 @wire
 async def test_c62_the_worker_sees_its_own_host_and_nothing_that_is_not_for_it() -> None:
     """C62, C99."""
-    kept = {"accept": "text/event-stream", "accept-encoding": "gzip", "traceparent": "00-a-b-01",
+    kept = {"accept": "text/event-stream", "accept-encoding": "gzip", "traceparent": TRACEPARENT,
             "x-session-id": "s1", "x-correlation-id": "c"}  # fmt: skip
     dropped = {
         "authorization": "Bearer SECRET", "x-tenant-id": "t", "x-smg-target-worker": "w9",
@@ -462,6 +464,6 @@ async def test_c78_malformed_usage_does_no_harm() -> None:
 @wire
 async def test_a_get_on_an_unread_path_is_forwarded_without_a_body() -> None:
     async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
-        assert (await gateway.ask(get("/v1/models/m"))).status == 200
-    assert w.seen[0][0] == "GET /v1/models/m HTTP/1.1"
+        assert (await gateway.ask(get("/v1/files/m"))).status == 200
+    assert w.seen[0][0] == "GET /v1/files/m HTTP/1.1"
     assert "content-length" not in w.seen[0][1]

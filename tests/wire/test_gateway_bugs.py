@@ -24,6 +24,7 @@ from scripted import (
     Served,
     answering,
     event,
+    get,
     json_answer,
     patient,
     post,
@@ -36,6 +37,7 @@ from scripted import (
 
 from trunkline.config import LimitsConfig
 from trunkline.core.records import WorkerId
+from trunkline.gateway.body import Body
 from trunkline.gateway.contracts import AttemptEnd, Endpoint, InferenceRequest, Pick
 from trunkline.gateway.lane import Lane
 from trunkline.gateway.relay import Relay
@@ -181,7 +183,7 @@ async def test_an_unforeseen_error_inside_a_stream_ends_it_with_an_event() -> No
         client = await gateway.client()
         await client.send(post(STREAM))
         await client.head()
-        [exchange] = [one._exchange for one in gateway.front._clients]
+        [exchange] = [one._exchange for one in gateway.connections()]
         assert exchange is not None
         assert isinstance(exchange._relay, Relay)
         exchange._relay._reader = None  # what it asserts of itself holds no more
@@ -293,3 +295,70 @@ async def _abort_in(phase: str, gateway: Running, w: ScriptedWorker) -> None:
     else:
         await client.head()
     client.reset()
+
+
+@wire
+async def test_a_bug_before_a_worker_is_chosen_is_a_500_and_the_connection_goes_on() -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("nobody foresaw it")
+
+    async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
+        client = await gateway.client()
+        for place, raw in (
+            ("intake.request", post()),
+            ("admit_request", post()),
+            ("local_answer", get("/health")),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                owner, _, name = place.rpartition(".")
+                patch.setattr(getattr(gateway.front, owner) if owner else gateway.front, name, fail)
+                await client.send(raw)
+                reply = await client.reply()
+            assert (reply.status, reply.error["code"]) == (500, "internal_error")
+            assert "foresaw" not in reply.body.decode()
+            gateway.bugs_count += 1
+            assert gateway.front.counters.bugs == gateway.bugs_count
+        await client.send(post())
+        assert (await client.reply()).status == 200
+        client.close()
+    assert gateway.front.counters.refusals == {"internal_error": 3}
+
+
+@pytest.mark.parametrize("place", ["let_in", "browsers.route", "Body.take"])
+def test_a_bug_in_a_head_or_a_body_is_answered_in_the_routes_dialect_and_ends_the_connection(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("nobody foresaw it")
+
+    @wire
+    async def scenario() -> None:
+        async with worker(answering(json_answer())) as w, running(FixedPicker(w)) as gateway:
+            client = await gateway.client()
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                caplog.at_level(logging.ERROR, "trunkline"),
+            ):
+                owner, _, name = place.rpartition(".")
+                owners = {"": gateway.front, "browsers": gateway.front.browsers, "Body": Body}
+                patch.setattr(owners[owner], name, fail)
+                await client.send(post(path="/v1/messages", extra="x-request-id: mine\r\n"))
+                reply = await client.reply()
+            assert (reply.status, reply.error["code"]) == (500, "internal_error")
+            assert reply.headers["connection"] == "close"
+            assert reply.headers["x-request-id"] == "mine"
+            # The route is not known yet where it is being found.
+            assert ("request-id" in reply.headers) is (place != "browsers.route")
+            assert "foresaw" not in reply.body.decode()
+            assert await client.reader.read() == b""
+            [record] = caplog.records
+            assert (record.message, vars(record)["fields"]["request_id"]) == (
+                "exchange.bug",
+                "mine",
+            )
+            assert (gateway.log[-1].status, gateway.log[-1].request_id) == (500, "mine")
+            assert gateway.front.counters.refusals == {"internal_error": 1}
+            gateway.bugs_count = 1
+            assert (await gateway.ask(post())).status == 200
+
+    scenario()

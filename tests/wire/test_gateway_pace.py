@@ -32,6 +32,7 @@ from trunkline.core.records import WorkerId
 from trunkline.gateway.answers import Answer
 from trunkline.gateway.client import MESSAGES_PER_TURN
 from trunkline.gateway.contracts import InferenceRequest, Pick
+from trunkline.gateway.head import RequestHead
 from trunkline.gateway.routes import Local
 from trunkline.wiring import build_core
 
@@ -51,7 +52,7 @@ async def test_a_client_that_sends_and_never_reads_is_held_back_and_dropped() ->
 
         task = asyncio.create_task(flood())
         await until(lambda: gateway.front.counters.open_clients == 1)
-        [client] = gateway.front._clients
+        [client] = gateway.connections()
         while gateway.front.counters.write_stalls == 0:
             most_bytes = max(most_bytes, client.transport.get_write_buffer_size())
             assert client._inbox.left <= 512 << 10
@@ -70,9 +71,9 @@ async def test_messages_sent_at_once_are_served_a_few_in_each_turn_of_the_loop()
         front, turn, served = gateway.front, [0], Counter[int]()
         answer = front.local_answer
 
-        def count(local: Local, principal: Principal) -> Answer:
+        def count(local: Local, principal: Principal, head: RequestHead) -> Answer:
             served[turn[0]] += 1
-            return answer(local, principal)
+            return answer(local, principal, head)
 
         def tick() -> None:
             turn[0] += 1
@@ -98,7 +99,7 @@ async def test_requests_behind_a_pause_are_served_when_the_client_reads_again() 
         client.pause()
         sending = asyncio.create_task(client.send(get("/health") * count + get("/nothing")))
         await until(lambda: gateway.front.counters.open_clients == 1)
-        [served] = gateway.front._clients
+        [served] = gateway.connections()
         await until(lambda: served.is_paused)
         client.resume()
         for _ in range(count):

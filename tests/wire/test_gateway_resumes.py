@@ -308,7 +308,7 @@ def test_a_second_worker_that_fails_too_is_replaced_while_there_is_a_third(what:
         babble = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
         babble += b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\nno chunk\r\n"
         bad = {"refuses": REFUSES, "dies": b"HTTP/1.1 200", "babbles": babble}[what]
-        body = chat(**IDS)
+        body = chat(**IDS, **USAGE)
         third = Mortal(name="c")
         async with (
             worker(Mortal([4]).script, "a") as a,
@@ -320,6 +320,9 @@ def test_a_second_worker_that_fails_too_is_replaced_while_there_is_a_third(what:
             assert got.text == text_of_ids(expected(body))
             assert got.is_done
             assert [name for name, _, _ in gateway.picker.ends] == ["a", "b", "c"]
+            # Of the second one nothing went out: the stream went on once.
+            assert gateway.front.counters.resumed_streams == 1
+            assert [counts["x_resumes"] for counts in got.usages] == [1]
 
     scenario()
 

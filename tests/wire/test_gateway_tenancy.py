@@ -145,7 +145,7 @@ async def test_a_caller_whose_default_is_a_session_is_told_its_name_unasked() ->
 async def test_an_auditor_reads_no_model_and_reaches_no_worker() -> None:
     async with (
         worker(answering(json_answer())) as w,
-        running(FixedPicker(w), tenancy=tenancy(Lease()), models=lambda _who: b"{}") as gateway,
+        running(FixedPicker(w), tenancy=tenancy(Lease()), models=lambda _who: []) as gateway,
     ):
         for ask in (of("auditor"), get("/v1/models", extra="authorization: Bearer auditor\r\n")):
             reply = await gateway.ask(ask)

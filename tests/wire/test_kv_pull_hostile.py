@@ -19,6 +19,7 @@ from kv_desk import LAYOUT, chain, owner
 from trunkline.core.records import Instant
 from trunkline.core.transfer import MAX_GRANT_BLOCKS, Grant, Reason, hash_scheme, keys_digest
 from trunkline.kv.wire import (
+    CHUNK_HEAD_BYTES,
     MAX_MESSAGE_BYTES,
     PROTOCOL,
     Channel,
@@ -314,6 +315,22 @@ def test_d13_d29_a_reader_that_stops_reading_holds_nothing_for_long(end: str) ->
         wait_until(is_over)
         ends.settled()
         assert ends.server.figures.ended == {Reason.TIMEOUT: 1}
+
+
+def test_a_revocation_ends_what_waits_for_a_slow_reader() -> None:
+    """In the middle of what is sent together: nobody gets the rest by reading on."""
+    part = replace(LAYOUT.components[0], size_bytes=8 << 20)
+    layout = replace(LAYOUT, components=(part,), chunk_bytes=1 << 20)
+    hello = msgspec.structs.replace(HELLO, layout=layout.digest)
+    options = replace(SERVER, batch_bytes=1 << 30)
+    with running(Ends(layout=layout, server_options=options)) as ends:
+        with proved(ends, hello) as channel:
+            assert ask(channel, ends.grant(), keys_of(ends)) is None
+            channel.receive_into(memoryview(bytearray(CHUNK_HEAD_BYTES)), FOREVER)  # it has begun
+            ends.source_host.reason = Reason.EPOCH
+            wait_until(lambda: ends.server.figures.ended == {Reason.EPOCH: 1})
+            ends.settled()
+        assert ends.source.store.figures().pinned_bytes == 0
 
 
 def test_d13_d29_a_reader_that_dies_holds_nothing() -> None:

@@ -275,6 +275,34 @@ def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_a_client_that_loses_a_cancellation_waits_no_longer_than_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost: list[str] = []
+
+    class Deaf(nats_bucket.Client):
+        async def connect(self, *_: object, **__: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            while True:
+                try:
+                    await asyncio.sleep(60.0)
+                except asyncio.CancelledError:
+                    lost.append("a cancellation")
+                    if len(lost) > 2:
+                        raise
+
+        async def close(self) -> None:
+            """It was never connected."""
+
+    async def scenario() -> None:
+        place = nats_bucket.NatsPlace(servers=("nats://127.0.0.1:1",), bucket="x", replicas=1)
+        with pytest.raises(StoreDown, match="TimeoutError"):
+            await nats_bucket.NatsBucket(place).connect()
+
+    monkeypatch.setattr(nats_bucket, "Client", Deaf)
+    asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    assert len(lost) == 3
+
+
 def test_more_replicas_than_servers_say_what_to_do(server: NatsServer) -> None:
     async def scenario() -> None:
         with pytest.raises(StoreDown, match="--control-replicas"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,8 @@ import httpx
 import pytest
 from fleet import WAIT_S, Gateway, Process, Processes, free_port, processes, until
 from tenants import Caller, Tenants, tenants
+
+from trunkline.seat import CATCH_UP
 
 TRIES = 24
 """Connections by which each of two processes is surely met: the kernel draws one for each."""
@@ -315,6 +318,11 @@ def test_the_ports_of_single_processes_take_nothing_but_from_their_parent(
     assert gateway.admin("/workers").status_code == 401
     assert gateway.admin("/workers", headers=key).status_code == 200
     assert gateway.admin("/metrics").status_code == 401
+    port = int(process.ready["admin_url"].rpartition(":")[2])
+    for path in ("/config", "/workers", CATCH_UP):
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as link:
+            link.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert link.recv(64).startswith(b"HTTP/1.1 401 "), "nobody is no operator"
 
 
 def listening(pid: int) -> list[int]:

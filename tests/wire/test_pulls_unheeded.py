@@ -41,3 +41,8 @@ def test_c109_workers_that_ignore_the_hint_of_where_to_pull_are_alarmed_and_noth
     assert gateway.metric("unheeded_pulls_total") >= MAX_UNHEEDED
     assert "worker.ignores_pulls" in gateway.process.log()
     assert gateway.metric("pulled_tokens_total") == 0
+    until(lambda: gateway.metric("alarm", kind="unheeded-pulls") >= 1, "it is an alarm")
+    findings = gateway.admin("/doctor").json()["findings"]
+    alarms = [one for one in findings if one["what"] == "alarm"]
+    assert alarms
+    assert all("connector" in one["remedy"] for one in alarms)

@@ -8,7 +8,6 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,10 @@ import httpx
 import openai
 import pytest
 from fleet import (
+    KEY,
+    MODEL,
     STOP_S,
+    TINY,
     WAIT_S,
     Gateway,
     Process,
@@ -24,7 +26,6 @@ from fleet import (
     at_once,
     engine_script,
     free_port,
-    processes,
     text_of,
     until,
     url_of,
@@ -34,31 +35,7 @@ from scripted import json_answer, wire, worker
 
 from trunkline.native import IMPLEMENTATION
 
-TINY = ("--profile", "tiny")
-KEY = "sk-clients-0123456789"
-MODEL = "trunkline-sim"
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[Processes]:
-    with processes() as these:
-        yield these
-
-
-@pytest.fixture(scope="module")
-def simulated(started: Processes) -> Process:
-    return started.worker(*TINY, "--blocks", "65536")
-
-
-@pytest.fixture(scope="module")
-def gateway(started: Processes, simulated: Process) -> Gateway:
-    return started.gateway([simulated.url], *TINY)
-
-
-@pytest.fixture(scope="module")
-def locked(started: Processes, simulated: Process) -> Gateway:
-    """One that asks its clients for a key."""
-    return started.gateway([simulated.url], *TINY, "--api-key", KEY)
+pytest_plugins = ["one_worker"]
 
 
 @pytest.fixture
@@ -77,6 +54,42 @@ def test_the_openai_client_chats(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.content
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 5
+
+
+def test_the_openai_client_completes_a_batch_as_each_prompt_alone(client: openai.OpenAI) -> None:
+    prompts = [text_of(60, "batch"), text_of(50, "other")]
+    both = client.completions.create(model=MODEL, prompt=prompts, max_tokens=6)
+    alone = [client.completions.create(model=MODEL, prompt=one, max_tokens=6) for one in prompts]
+    assert [choice.index for choice in both.choices] == [0, 1]
+    assert [choice.text for choice in both.choices] == [one.choices[0].text for one in alone]
+    assert both.usage is not None
+    assert both.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone if one.usage)
+    streamed = {0: "", 1: ""}
+    chunks = client.completions.create(model=MODEL, prompt=prompts, max_tokens=6, stream=True)
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        streamed[choice.index] += choice.text
+    assert list(streamed.values()) == [choice.text for choice in both.choices]
+
+
+def test_a_picture_is_a_part_of_the_prompt_that_caches_know_by_its_data(
+    client: openai.OpenAI,
+) -> None:
+    def asked(data: str, question: str) -> tuple[int, int]:
+        picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        parts: Any = [{"type": "text", "text": text_of(60, "pictures")}, picture]
+        parts.append({"type": "text", "text": question})
+        messages: Any = [{"role": "user", "content": parts}]
+        used = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2).usage
+        assert used is not None
+        assert used.prompt_tokens_details is not None
+        return used.prompt_tokens, used.prompt_tokens_details.cached_tokens or 0
+
+    question = text_of(60, "what is it")
+    asked("AAAA", question)
+    tokens, same = asked("AAAA", question)
+    _, other = asked("AAAB", question)
+    assert same > tokens - 32, "all but what ends in the middle of a block"
+    assert 64 < other < same - 64, "the text before it, and nothing behind it"
 
 
 def test_the_openai_client_streams_what_it_gets_whole(client: openai.OpenAI) -> None:
@@ -104,7 +117,18 @@ def test_the_openai_client_completes_texts_and_token_ids(client: openai.OpenAI) 
 
 
 def test_the_openai_client_lists_the_models_of_the_workers(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL]
+    listed = list(client.models.list())
+    assert [model.id for model in listed] == [MODEL]
+    assert client.models.retrieve(MODEL) == listed[0]
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.models.retrieve("org/other")
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+
+
+def test_the_openai_client_without_the_v1_of_its_base_is_told_so(locked: Gateway) -> None:
+    short = openai.OpenAI(base_url=locked.url, api_key="x", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="did you mean /v1/models"):
+        short.models.list()
 
 
 def test_the_openai_client_gets_an_embedding_through_a_path_we_do_not_read(

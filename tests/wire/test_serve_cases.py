@@ -132,9 +132,10 @@ def test_c87_a_worker_that_wants_its_key_on_every_path_is_ready_followed_and_tes
             assert KEY not in gateway.process.log()
             assert KEY not in await asyncio.to_thread(lambda: gateway.admin("/workers").text)
             assert KEY not in await asyncio.to_thread(lambda: gateway.admin("/config").text)
+            assert KEY not in await asyncio.to_thread(lambda: gateway.admin("/doctor").text)
 
     asyncio.run(scenario())
     assert {told for _, told in asked} == {f"Bearer {KEY}"}, "nothing was asked without it"
     paths = {path.partition("?")[0] for path, _ in asked}
     assert {"/v1/models", "/health", "/metrics", "/kv_event_sources", "/tokenize"} <= paths
-    assert "/v1/completions" in paths
+    assert {"/v1/completions", "/version"} <= paths, "the doctor visits it, too"

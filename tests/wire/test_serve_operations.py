@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,36 +12,20 @@ import pytest
 from fleet import (
     MODEL_FOLDER,
     STOP_S,
+    TINY,
     WAIT_S,
     Gateway,
     Process,
     Processes,
     engine_script,
     free_port,
-    processes,
     text_of,
     until,
 )
 from fleet import url_of as port_of
 from scripted import json_answer, worker
 
-TINY = ("--profile", "tiny")
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[Processes]:
-    with processes() as these:
-        yield these
-
-
-@pytest.fixture(scope="module")
-def simulated(started: Processes) -> Process:
-    return started.worker(*TINY)
-
-
-@pytest.fixture(scope="module")
-def gateway(started: Processes, simulated: Process) -> Gateway:
-    return started.gateway([simulated.url], *TINY)
+pytest_plugins = ["one_worker"]
 
 
 async def _ok(path: str, headers: dict[str, str], body: bytes) -> bytes:

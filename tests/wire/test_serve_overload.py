@@ -27,7 +27,7 @@ def test_f10_what_would_wait_too_long_is_refused_with_a_time_to_come_again() -> 
         assert all(int(one.response.headers["retry-after"]) >= 1 for one in refused)
         assert gateway.metric("line_shed_total", priority="normal") == len(refused)
         gateway.wait_quiet()
-        assert gateway.metric("line_waiting") == 0
+        assert gateway.metric("queue_depth") == 0
         assert gateway.complete("afterwards").status == 200
 
 

@@ -330,8 +330,8 @@ def test_c43_token_arrays_are_told_apart_by_their_ids(solo: Gateway) -> None:
 
 IDS = list(range(20, 60))
 SHAPES = [
-    ("a text", 200), (IDS, 200), ([IDS], 200), (["a text"], 200), (["a", "b"], 400),
-    ([IDS, IDS], 400), ([IDS, "a"], 400), (["a", IDS], 400), ([[IDS]], 400), ([[1, "a"]], 400),
+    ("a text", 200), (IDS, 200), ([IDS], 200), (["a text"], 200), (["a", "b"], 200),
+    ([IDS, IDS], 200), ([IDS, "a"], 400), (["a", IDS], 400), ([[IDS]], 400), ([[1, "a"]], 400),
     ([], 400), ([[]], 400), ("", 400), ([""], 400), (None, 400), (7, 400), ({"a": 1}, 400),
     ([1.5], 400), ([-1], 400), ([True], 400), ([1 << 40], 400), ([1 << 31], 400),
 ]  # fmt: skip
@@ -341,11 +341,12 @@ SHAPES = [
 def test_c44_a_prompt_of_any_shape_is_served_or_refused_as_the_api_says(
     solo: Gateway, prompt: Any, status: int
 ) -> None:
-    """Batches are routed by their first prompt; the simulated worker serves batches of one."""
+    """Batches are routed by their first prompt: what its others reuse is not predicted."""
     answer = solo.complete(prompt)
+    is_batch = prompt in (["a", "b"], [IDS, IDS])
     assert answer.status == status
     if status == 200:
-        assert answer.predicted == answer.cached
+        assert answer.predicted <= answer.cached if is_batch else answer.predicted == answer.cached
     else:
         assert answer.error["message"]
 

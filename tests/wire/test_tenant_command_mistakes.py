@@ -14,7 +14,7 @@ from shell import Shell
 from tenant_port import OPERATOR_KEY, serving_tenants
 
 from trunkline import cli, tenant_commands
-from trunkline.gateway import answers
+from trunkline.gateway import answers, routes
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_errors_of_files_are_json_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_client_port_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
-    body = answers.refused(answers.NOT_FOUND, "request-1").body
+    body = answers.refused(routes.unknown_path(b"/keys"), "request-1").body
     head = f"HTTP/1.1 404 Not Found\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     url, close = _server(head + body)
     assert cli.main(["keys", "list", "--admin-url", url]) == 1

@@ -226,12 +226,15 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "escaped": lambda name: name.replace("_", "\\u005f", 1).replace("a", "\\u0061", 1),
     "percent-encoded": lambda name: name.replace("_", "%5F", 1).replace("a", "%61", 1),
 }
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+    "/v1/messages",
+)
 
 
 def plain(path: str) -> str:
     """The inside of a sound body."""
-    if path == "/v1/chat/completions":
+    if path in ("/v1/chat/completions", "/v1/messages"):
         return '"messages":[{"role":"user","content":"hi"}],"max_tokens":2'
     return '"prompt":"hi","max_tokens":2' if path == "/v1/completions" else '"input":"hi"'
 

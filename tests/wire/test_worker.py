@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from single import (
     worker,
 )
 
+from trunkline import cli
 from trunkline.adapters.event_sources import discovered_sources
 
 
@@ -49,6 +51,26 @@ def test_two_salts_share_nothing_and_both_answers_are_right(shared: Running) -> 
     answers = [shared.complete(prompt, cache_salt=salt) for salt in ("a", "b", "a", "b")]
     assert [cached(answer) for answer in answers] == [0, 0, 64, 64]
     assert all(ids(answer) == right(prompt) for answer in answers)
+
+
+def test_a_batch_has_a_choice_for_each_prompt_whole_and_streamed(shared: Running) -> None:
+    prompts = [[50, *PROMPT], [51, *PROMPT], [50, *PROMPT]]
+    body = {"prompt": prompts, "max_tokens": 8, "return_token_ids": True}
+    whole = shared.http.post("/v1/completions", json=body).json()
+    expected = [right(prompt) for prompt in prompts]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert [choice["token_ids"] for choice in whole["choices"]] == expected
+    assert whole["usage"]["prompt_tokens"] == 3 * 71
+    assert whole["usage"]["completion_tokens"] == 24
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events_of(shared.http.post("/v1/completions", json=body).text)
+    told: dict[int, list[int]] = {}
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        told.setdefault(choice["index"], []).extend(choice.get("token_ids", []))
+    assert [told[index] for index in range(3)] == expected
+    assert last["usage"]["completion_tokens"] == 24
+    assert cached(last) == 3 * 64, "all of them were computed before"
 
 
 def test_a_stream_has_one_event_a_token_and_ends_with_usage_and_done(shared: Running) -> None:
@@ -225,3 +247,14 @@ def test_a_term_signal_ends_it_with_status_0() -> None:
         running.complete(PROMPT)
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(WAIT_S) == 0
+
+
+def test_a_worker_whose_port_is_taken_names_the_port_and_the_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["worker", "--port", str(port)]) == 2
+    said = capsys.readouterr().err
+    assert f"port {port} on 127.0.0.1 is in use by another process" in said
+    assert "--port" in said

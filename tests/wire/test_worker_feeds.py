@@ -9,6 +9,7 @@ import json
 import queue
 import threading
 import time
+from array import array
 from typing import Any
 
 import msgspec
@@ -27,10 +28,39 @@ from single import (
 
 from trunkline.adapters.clock import SystemClock
 from trunkline.adapters.event_publisher import ZmqEventPublisher
-from trunkline.ports.publisher import CacheCleared
+from trunkline.ports.publisher import CacheCleared, RunStored
 from trunkline.worker.heartbeat import post
 
 # --- events ---
+
+
+def test_a_whole_ring_is_replayed_to_one_who_reads_it_late() -> None:
+    """Else its end is lost, too, and whoever asked waits for that until it gives up."""
+    publisher = ZmqEventPublisher(SystemClock(), buffer_batches=3_000)
+    context = zmq.Context()
+    try:
+        for number in range(3_000):
+            tokens = array("I", range(number, number + 1_024))
+            stored = RunStored(
+                hashes=(bytes(32),), parent=None, tokens=tokens, block_tokens=1_024, salt=None
+            )
+            publisher.publish([stored])
+        late, next_one = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        late.rcvhwm, late.rcvbuf = 1, 4_096
+        for asking, start in ((late, 0), (next_one, 3_000)):
+            asking.connect(publisher.replay_endpoint)
+            asking.send_multipart([b"", start.to_bytes(8, "big")])
+            if asking is late:
+                assert late.poll(WAIT_S * 1_000)
+        assert next_one.poll(WAIT_S * 1_000), "one is served after the other"
+        for number in range(3_000):
+            assert late.poll(WAIT_S * 1_000), f"batch {number} was dropped"
+            assert int.from_bytes(late.recv_multipart()[2], "big") == number
+        assert late.poll(WAIT_S * 1_000), "the end was dropped"
+        assert late.recv_multipart()[2] == b"\xff" * 8
+    finally:
+        context.destroy(linger=0)
+        publisher.close()
 
 
 def test_live_events_carry_the_tokens_and_the_salt_of_what_was_cached() -> None:

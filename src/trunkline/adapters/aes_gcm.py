@@ -1,12 +1,15 @@
-"""AES-256-GCM for KV bytes on disk: one key for each namespace, in this process only.
+"""AES-256-GCM for KV bytes on disk: one key for each namespace, in this process only. And for what
+gateways tell one another of prompts: one key for each life of a gateway.
 
-Keys are drawn, not derived: a derived key could be derived again, so that destroying it would prove
-nothing. They are never written anywhere; what an earlier process sealed is unreadable, and the disk
-tier begins empty. Must never: use a nonce twice under a key. Read `ports/sealer.py` for who asks.
+Keys of the first are drawn, not derived: a derived key could be derived again, so that destroying
+it would prove nothing. They are never written anywhere; what an earlier process sealed is
+unreadable, and the disk tier begins empty. Must never: use a nonce twice under a key. Read
+`ports/sealer.py` and `control/relays.py` for who asks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict, deque
 
@@ -78,3 +81,36 @@ class AesGcmSealer:
                 self._destroyed.discard(self._destroyed_order.popleft())
             self._destroyed.add(ns)
             self._destroyed_order.append(ns)
+
+
+class LifeCipher:
+    """`control.relays.Cipher`: keys are derived from the fleet's root secret, so that every gateway
+    has them, and a nonce is a count in one life, whose name is never drawn twice.
+    """
+
+    def __init__(self, root_key: bytes, life: str) -> None:
+        self._root_key = root_key
+        self._own = self._of(life)
+        self._count = 0
+        self._other: tuple[str, AESGCM] = (life, self._own)
+        """Of whom something came last."""
+
+    def encrypt(self, data: bytes) -> bytes:
+        self._count += 1
+        nonce = self._count.to_bytes(_NONCE_BYTES, "big")
+        return nonce + self._own.encrypt(nonce, data, None)
+
+    def decrypt(self, life: str, sealed: bytes) -> bytes | None:
+        if self._other[0] != life:
+            self._other = (life, self._of(life))
+        if len(sealed) < _NONCE_BYTES + _TAG_BYTES:
+            return None
+        try:
+            return self._other[1].decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
+        except InvalidTag:
+            return None
+
+    def _of(self, life: str) -> AESGCM:
+        hashed = hashlib.blake2b(digest_size=32, key=self._root_key, person=b"relayed events")
+        hashed.update(life.encode())
+        return AESGCM(hashed.digest())

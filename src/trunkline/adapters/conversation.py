@@ -35,12 +35,17 @@ it."""
 
 
 def as_engines_see(
-    messages: Sequence[Message], *, takes_parts: bool, knows_developer: bool
+    messages: Sequence[Message],
+    *,
+    takes_parts: bool,
+    knows_developer: bool,
+    calls_as_given: bool = False,
 ) -> list[dict[str, Any]]:
-    """`takes_parts`: the template goes through contents part by part. Raises ValueError for a part
-    that is no text where it takes texts only.
+    """`takes_parts`: the template goes through contents part by part. `calls_as_given`: the fields
+    of calls stay in their order. Raises ValueError for a part that is no text where it takes texts
+    only.
     """
-    seen = [_seen(message, takes_parts) for message in messages]
+    seen = [_seen(message, takes_parts, calls_as_given) for message in messages]
     if not knows_developer and any(message.get("role") == "developer" for message in seen):
         return _one_system([_without_developer(message) for message in seen])
     return seen
@@ -72,7 +77,7 @@ def texts_of(parts: Iterable[Any]) -> list[str]:  # Any: decoded JSON
     return texts
 
 
-def _seen(message: Message, takes_parts: bool) -> dict[str, Any]:
+def _seen(message: Message, takes_parts: bool, calls_as_given: bool) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if content is None:
         content = []
@@ -87,7 +92,7 @@ def _seen(message: Message, takes_parts: bool) -> dict[str, Any]:
     seen: dict[str, Any] = {"role": role}
     seen["content"] = shown if takes_parts else "\n".join(texts_of(shown))
     if role == "assistant":
-        _add_calls(seen, message)
+        _add_calls(seen, message, calls_as_given)
     elif role == "tool":
         if "tool_call_id" in message:
             seen["tool_call_id"] = message["tool_call_id"]
@@ -136,10 +141,10 @@ def _without_billing_line(parts: list[Any]) -> list[Any]:
     return kept
 
 
-def _add_calls(seen: dict[str, Any], message: Message) -> None:
+def _add_calls(seen: dict[str, Any], message: Message, calls_as_given: bool) -> None:
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        seen["tool_calls"] = [_call(one) for one in cast("list[Any]", calls)]
+        seen["tool_calls"] = [_call(one, calls_as_given) for one in cast("list[Any]", calls)]
     reasoning = message.get("reasoning")
     if reasoning is None:
         reasoning = message.get("reasoning_content")
@@ -147,14 +152,15 @@ def _add_calls(seen: dict[str, Any], message: Message) -> None:
         seen["reasoning"] = seen["reasoning_content"] = reasoning
 
 
-def _call(call: Any) -> Any:  # decoded JSON
+def _call(call: Any, is_as_given: bool) -> Any:  # decoded JSON
     if not isinstance(call, Mapping):
         return call
     fields = cast("Message", call)
     function = fields.get("function")
     if not isinstance(function, Mapping):
         return dict(fields)
-    named = _ordered(cast("Message", function), ("arguments", "name"))
+    order = ("name", "arguments") if is_as_given else ("arguments", "name")
+    named = _ordered(cast("Message", function), order)
     named["arguments"] = _arguments(named.get("arguments"))
     return _ordered({**fields, "function": named}, ("id", "function", "type"))
 

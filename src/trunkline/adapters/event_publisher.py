@@ -27,6 +27,7 @@ from trunkline.ports.publisher import BlockEvent, BlockRemoved, CacheCleared, Ru
 TOPIC = "kv-events"
 BUFFER_BATCHES = 10_000
 SEND_QUEUE_BATCHES = 100_000
+_REPLAY_SPARE = 16
 _END_MARK = b"\xff" * 8
 _MEDIA = {
     Tier.DEVICE: "GPU",
@@ -88,6 +89,8 @@ class ZmqEventPublisher:
         self._live.linger = 0
         replay = self._context.socket(zmq.ROUTER)
         replay.linger = 0
+        # Room for a whole ring and its end: a ROUTER drops what does not fit, and waits for nobody.
+        replay.sndhwm = buffer_batches + _REPLAY_SPARE
         self.endpoint = _bind(self._live, host, port)
         self.replay_endpoint = _bind(replay, host, 0)
         self.topic = TOPIC

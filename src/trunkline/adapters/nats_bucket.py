@@ -30,6 +30,7 @@ from trunkline.ports.store import StoreBroken, StoreDown
 
 REQUEST_S = 2.0
 CONNECT_S = 2.0
+CANCEL_AGAIN_S = 0.1
 RECONNECT_S = 0.25
 PING_S = 2
 """A server that vanished without a word is noticed after two of these."""
@@ -225,14 +226,13 @@ class NatsBucket:
     async def _connected(self) -> Client:
         client, is_apart = Client(), asyncio.Event()
         try:
-            async with asyncio.timeout(CONNECT_S):
-                await self._reach(client, is_apart)
-                await self._subscribe(client)
+            await _within(CONNECT_S, self._reach(client, is_apart))
+            await _within(CONNECT_S, self._subscribe(client))
         except (nats.errors.Error, OSError, TimeoutError) as error:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await client.close()
             named = ", ".join(_without_password(server) for server in self._place.servers)
-            self.why_apart = f"NATS at {named} is not reached: {error or type(error).__name__}"
+            self.why_apart = f"NATS at {named} is not reached: {_said(error)}"
             raise StoreDown(self.why_apart) from error
         except BaseException:
             await client.close()
@@ -253,7 +253,7 @@ class NatsBucket:
             self._tell("")
 
         async def failed(error: Exception) -> None:
-            self.why_apart = self.why_apart and f"NATS: {error or type(error).__name__}"
+            self.why_apart = self.why_apart and f"NATS: {_said(error)}"
 
         await client.connect(
             list(self._place.servers),
@@ -384,7 +384,7 @@ class NatsBucket:
         except nats.errors.NoRespondersError as error:
             raise StoreDown("NATS has no leader for the bucket, or JetStream is off") from error
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise StoreDown(f"NATS does not answer: {error or type(error).__name__}") from error
+            raise StoreDown(f"NATS does not answer: {_said(error)}") from error
 
     async def _while_connected(self, work: Coroutine[Any, Any, Msg]) -> Msg:
         """No answer comes to a connection that is gone: nobody waits for it. Raises OSError."""
@@ -398,6 +398,28 @@ class NatsBucket:
         finally:
             asked.cancel()
             apart.cancel()
+
+
+def _said(error: BaseException) -> str:
+    """Of a time-out, its name: it says nothing."""
+    return str(error) or type(error).__name__
+
+
+async def _within(limit_s: float, work: Coroutine[Any, Any, None]) -> None:
+    """`asyncio.timeout` is not enough: in Python 3.11 `wait_for` loses a cancellation that meets
+    the end of what it waits for, and then the library tries to connect for ever. Raises
+    TimeoutError.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+        if task.done():
+            return task.result()
+        raise TimeoutError
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 
 
 def _trusting(ca_file: str) -> ssl.SSLContext:

@@ -99,8 +99,13 @@ class NatsProcess:
             )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            if await self._begin():
-                self._log.info("nats_server.back")
+            try:
+                is_up = await self._begin()
+            except OSError as error:  # no memory, no descriptor, a full disk: it may pass
+                self._log.error("nats_server.not_started", why=str(error))
+            else:
+                if is_up:
+                    self._log.info("nats_server.back")
 
     async def stop(self) -> None:
         process = self._process

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 MAX_WORD_BYTES = 1 << 18
-"""Of a larger one the end is lost, so that it makes no sense and is refused."""
+"""A larger one is lost, whole or its end, and a word without its end makes no sense."""
 _AT_ONCE = 256
 """Words read in one go."""
 
@@ -23,6 +23,8 @@ def wire_pair() -> tuple[socket.socket, socket.socket]:
     ear, mouth = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for one in (ear, mouth):
         one.setblocking(False)
+    # The kernel gives twice that, up to a limit of its own; without, 208 KiB are too large.
+    mouth.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_WORD_BYTES)
     return ear, mouth
 
 

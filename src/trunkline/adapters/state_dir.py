@@ -30,7 +30,8 @@ class StateDir:
         self.path = path
         self._secrets = path / "secrets"
         try:
-            self._secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._secrets.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"the state folder {path} cannot be made: {error}; name another with --state-dir"

@@ -29,6 +29,7 @@ from trunkline.adapters.conversation import (
     options_as_engines_see,
     tools_as_engines_see,
 )
+from trunkline.core.anthropic import EFFORTS, NO_EFFORT
 from trunkline.core.records import WallTime
 from trunkline.errors import ConfigError
 from trunkline.ports.template import ChatTemplate
@@ -45,6 +46,7 @@ _OWN_RENDERERS = frozenset({
     "DeepseekV41ForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
 })  # fmt: skip
 """Model types and architectures whose prompts vLLM 0.32 makes without a template."""
+_RAISED_IN_EXPRESSIONS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 _CONTINUES_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Put behind a message that is to be continued, as transformers does: the prompt ends there."""
 
@@ -52,6 +54,12 @@ _CONTINUES_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 class _ModelConfig(msgspec.Struct):
     model_type: str = ""
     architectures: list[str] | None = None
+
+
+_HI = {"role": "user", "content": "Hi"}
+_SYSTEM_IN_BETWEEN = [
+    {"role": role, "content": "t"} for role in ("system", "user", "system", "user")
+]
 
 
 class TemplateRefusal(ValueError):
@@ -150,11 +158,28 @@ class JinjaTemplate:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
         self._reserved = _RESERVED_OPTIONS.union(special_tokens)
-        self._takes_parts = takes_parts(tree)
+        self.takes_parts = takes_parts(tree)
+        self.wants_system_first = _refuses_late_systems(text)
+        self._effort = ""
         self._knows_developer = '"developer"' in text or "'developer'" in text
         self._output_max_characters = output_max_characters
         described = json.dumps([text, sorted(self._special_tokens.items())])
         self.digest = hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()
+
+    @property
+    def effort_without_thinking(self) -> str:
+        """`none`, or `low` where the template knows none, or takes it for a thinking effort."""
+        if not self._effort:
+            without = self._probed(NO_EFFORT)
+            is_known = without is not None and without not in map(self._probed, EFFORTS)
+            self._effort = NO_EFFORT if is_known else "low"
+        return self._effort
+
+    def _probed(self, effort: str) -> str | None:
+        try:
+            return self.render([_HI], None, {"reasoning_effort": effort})
+        except ValueError:
+            return None
 
     def render(
         self,
@@ -172,7 +197,10 @@ class JinjaTemplate:
             problem = "excludes add_generation_prompt" if is_opening else "needs a message"
             raise ValueError(f"continue_final_message {problem}")
         shown = as_engines_see(
-            messages, takes_parts=self._takes_parts, knows_developer=self._knows_developer
+            messages,
+            takes_parts=self.takes_parts,
+            knows_developer=self._knows_developer,
+            calls_as_given=bool(given.pop("calls_as_given", False)),
         )
         last_text = _mark_end(shown[-1]) if is_continuing else ""
         rendered = self._bounded_output(
@@ -200,7 +228,7 @@ class JinjaTemplate:
             raise
         except jinja2.TemplateError as error:
             raise ValueError(f"chat template failed: {error.message}") from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except _RAISED_IN_EXPRESSIONS as error:
             # What Python raises inside an expression may quote a message, so only its kind is told.
             raise ValueError(f"chat template failed: {type(error).__name__}") from error
         except RecursionError as error:
@@ -219,6 +247,12 @@ class _ByTools:
         self._with_tools = with_tools
         both = plain.digest + with_tools.digest
         self.digest = hashlib.sha256(both.encode("ascii")).hexdigest()
+        self.takes_parts = plain.takes_parts and with_tools.takes_parts
+        self.wants_system_first = plain.wants_system_first or with_tools.wants_system_first
+
+    @property
+    def effort_without_thinking(self) -> str:
+        return self._plain.effort_without_thinking
 
     def render(
         self,
@@ -244,6 +278,21 @@ class _GenerationTag(jinja2.ext.Extension):
 
     def _printed(self, caller: Callable[[], str]) -> str:
         return caller()
+
+
+def _refuses_late_systems(text: str) -> bool:
+    """As vLLM finds it out: in an environment with less in it than the one that renders, where what
+    is missing counts as a refusal.
+    """
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    variables: dict[str, Any] = {"messages": _SYSTEM_IN_BETWEEN, "add_generation_prompt": False}
+    try:
+        environment.from_string(text).render(variables)
+    except (jinja2.TemplateError, *_RAISED_IN_EXPRESSIONS, RecursionError):
+        return True
+    return False
 
 
 def _environment(

@@ -28,6 +28,7 @@ from trunkline.adapters.vllm_events import (
 from trunkline.core.actions import Action, FeedFailed, RequestReplay
 from trunkline.core.feed import FeedState, WorkerFeed
 from trunkline.ports.clock import Clock
+from trunkline.ports.relay import Line, Relays
 from trunkline.ports.worker import EventSource
 
 TURN_MESSAGES = 64
@@ -51,6 +52,7 @@ HEARTBEAT_TIMEOUT_MS = 6_000
 machine that is busy to its limit answers late; a new connection costs a look at the ring.
 """
 _END_OF_REPLAY = b"\xff" * 8
+_BY_RELAY = "its events come over another gateway, which hands over what came before"
 
 _Socket = zmq.Socket[bytes]
 EventContext = zmq.Context[_Socket]
@@ -73,13 +75,15 @@ async def run_feed(
     on_action: Callable[[Action], None],
     *,
     context: EventContext,
+    relays: Relays | None = None,
 ) -> None:
-    """Follow a worker's events until cancelled, or until the worker leaves the directory.
+    """Follow a worker's events until cancelled, or until the worker leaves the directory; over
+    `relays` while there is no connection of our own.
 
     `on_action` gets every action but `RequestReplay`. Trouble with sockets ends in `FeedFailed`,
     never in an exception: the task group that owns this task has others to keep.
     """
-    subscription = _Subscription(source, feed, clock, on_action, context)
+    subscription = _Subscription(source, feed, clock, on_action, context, relays)
     try:
         subscription.open()
         await subscription.follow()
@@ -109,6 +113,7 @@ class _Subscription:
         clock: Clock,
         on_action: Callable[[Action], None],
         context: EventContext,
+        relays: Relays | None,
     ) -> None:
         self._source = source
         self._feed = feed
@@ -123,7 +128,14 @@ class _Subscription:
         self._replay: _Socket | None = None
         self._replay_id = 0
         self._watched: list[int] = []
+        self._accepted: set[int] = set()
+        """Descriptors of who connected to a socket of ours: an old life may hang up after the new
+        one came.
+        """
         self._reconnect: asyncio.TimerHandle | None = None
+        self._relays = relays
+        self._line: Line | None = None
+        self._is_relayed = False
 
     # -- sockets -----------------------------------------------------------------------------------
 
@@ -135,17 +147,32 @@ class _Subscription:
         events.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         events.setsockopt(zmq.SUBSCRIBE, self._topic)
         self._monitor = events.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_CONNECT_RETRIED
+            | zmq.EVENT_ACCEPTED
         )
         self._watch(events)
         self._watch(self._monitor)
         if self._source.is_bound_by_us:
-            events.bind(self._source.endpoint)
+            self._bind(events)
         else:
             events.connect(self._source.endpoint)
+        if self._relays is not None:
+            self._line = self._relays.open(self._feed.worker, self)
         self._carry_out(self._feed.joined(self._clock.now()))
 
+    def _bind(self, events: _Socket) -> None:
+        try:
+            events.bind(self._source.endpoint)
+        except zmq.ZMQError:
+            if self._relays is None:
+                raise
+            # A gateway process beside this one has it, and may tell us.
+
     def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
         for descriptor in self._watched:
             self._loop.remove_reader(descriptor)
         self._watched.clear()
@@ -233,11 +260,19 @@ class _Subscription:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frames = self._monitor.recv_multipart(zmq.NOBLOCK)
             event: Any = parse_monitor_message(frames)  # the library's own loosely typed record
-            is_lost = event["event"] == zmq.EVENT_DISCONNECTED
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._accepted.add(event["value"])
+                continue
+            is_gone = event["event"] == zmq.EVENT_DISCONNECTED
+            if is_gone:
+                self._accepted.discard(event["value"])
+            is_lost = is_gone and not self._accepted
             self._await_connection(is_lost and not self._source.is_bound_by_us)
             if is_lost:
+                self._linked(False)
                 self._carry_out(self._feed.disconnected(self._clock.now()))
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._linked(True)
                 self._carry_out(self._feed.reconnected(self._clock.now()))
 
     def _await_connection(self, is_lost: bool) -> None:
@@ -264,7 +299,32 @@ class _Subscription:
             self._carry_out(self._feed.undecodable(None, self._clock.now()))
             return
         seq = int.from_bytes(frames[1], "big")
+        if self._line is not None:
+            self._line.heard(seq, frames[2])
         self._carry_out(told_live(self._feed, seq, frames[2], self._clock))
+
+    # -- over another gateway (`ports.relay.Ear`) --------------------------------------------------
+
+    def _linked(self, is_up: bool) -> None:
+        self._is_relayed = False  # our own connection comes first
+        if self._line is not None:
+            self._line.link(is_up)
+
+    def relay_up(self) -> None:
+        self._is_relayed, now = True, self._clock.now()
+        if self._replay is not None:
+            self._carry_out(self._feed.replay_failed(self._replay_id, _BY_RELAY, now))
+        self._carry_out(self._feed.reconnected(now))
+        self._wake.set()
+
+    def relayed(self, seq: int, payload: bytes) -> None:
+        self._carry_out(told_live(self._feed, seq, payload, self._clock))
+        self._wake.set()
+
+    def relay_down(self) -> None:
+        self._is_relayed = False
+        self._carry_out(self._feed.disconnected(self._clock.now()))
+        self._wake.set()
 
     # -- replays -----------------------------------------------------------------------------------
 
@@ -286,6 +346,8 @@ class _Subscription:
         endpoint = self._source.replay_endpoint
         if endpoint is None:
             reason = "the worker offers no replay"
+        elif self._is_relayed:
+            reason = _BY_RELAY
         else:
             try:
                 hwm = min(self._source.buffer_steps, MAX_REPLAY_HWM) + 16

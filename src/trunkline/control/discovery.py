@@ -18,6 +18,7 @@ from trunkline.control.engine import (
     parse_cache,
     parse_models,
     parse_server_info,
+    parse_version,
 )
 from trunkline.control.views import WorkerSpec
 from trunkline.errors import WorkerLost, WorkerTimeout
@@ -145,15 +146,19 @@ async def ask(
     if kind_of(models, metrics) is EngineKind.SGLANG:
         wanted = spec.block_tokens or default_block_tokens
         return await _ask_sglang(spec, models, get, find_sources, wanted)
+    kind, version = kind_of(models, metrics), ""
+    if kind is not EngineKind.TRUNKLINE:
+        status, told = await get("/version")
+        version = parse_version(told) if status == 200 else ""
     status, announced = await get("/kv_event_sources")
     found = find_sources(announced, spec.endpoint.host) if status == 200 else []
-    # An engine that does not announce its events: the operator may have.
     return Facts(
         models=tuple(model.model_id for model in models),
         max_model_len=models[0].max_model_len,
         cache=parse_cache(metrics),
-        sources=tuple(found) or spec.event_sources,
-        engine=kind_of(models, metrics),
+        sources=spec.event_sources or tuple(found),  # who operates it knows the way there
+        engine=kind,
+        version=version,
         adapters=adapters_of(models),
         tokenizer_digest=models[0].tokenizer_digest,
     )
@@ -172,7 +177,7 @@ async def _ask_sglang(
         status, body = await get("/get_server_info")  # its name in older releases
     server = (parse_server_info(body) if status == 200 else None) or ServerFacts()
     found = find_sources(body, spec.endpoint.host) if status == 200 else []
-    sources = tuple(found) or spec.event_sources
+    sources = spec.event_sources or tuple(found)
     no_events = "the worker publishes no events: --kv-events-config turns them on"
     if server.is_before(*_SGLANG_TELLS_SALTS):
         sources = ()

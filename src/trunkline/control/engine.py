@@ -69,8 +69,8 @@ class ServerFacts:
 
     def is_before(self, *release: int) -> bool:
         """Whether it is older than this release; False where that cannot be told."""
-        found = _RELEASE.match(self.version)
-        return found is not None and tuple(map(int, found.groups())) < release
+        found = release_of(self.version)
+        return bool(found) and found < release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +137,27 @@ class _PublishedEvents(msgspec.Struct):
     block_size: int | None = None
 
 
+class _Version(msgspec.Struct):
+    version: str
+
+
 class _ServerInfo(msgspec.Struct):
     version: str = ""
     page_size: int | None = None
     max_total_num_tokens: int | None = None
     kv_events: _PublishedEvents | None = None
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with; empty where it is no release."""
+    found = _RELEASE.match(version)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def parse_version(body: bytes) -> str:
+    """What vLLM's `/version` tells; empty for anything else."""
+    told = _decode(body, _Version)
+    return told.version[:MAX_VERSION_CHARS] if told else ""
 
 
 def parse_models(body: bytes) -> list[ModelFacts]:

@@ -17,6 +17,7 @@ from trunkline.control.member import DISCOVERY_PAUSE_SECS
 from trunkline.control.membership import MAX_WORKERS, Membership
 from trunkline.control.supervised import Supervised
 from trunkline.control.views import CheckView, Heartbeat, MemberView, Mode, WorkerSpec, shown_url
+from trunkline.core.records import WorkerId
 from trunkline.errors import ConfigError, WorkerLost, WorkerTimeout
 from trunkline.ports.worker import Fetch
 
@@ -31,6 +32,8 @@ class _Place:
     model: str = ""
     """Empty while it is not known."""
     why: str = "not reached yet"
+    is_other_model: bool = False
+    """It answered, with none of ours."""
     is_draining: bool = False
     search: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -137,6 +140,10 @@ class Fleets(Supervised):
             return f"{heartbeat.name}: no such worker here, or it is not reachable yet"
         return home.heartbeat(heartbeat)
 
+    def unheard(self) -> dict[WorkerId, str]:
+        homes = self._memberships.values()
+        return {worker: why for home in homes for worker, why in home.unheard().items()}
+
     def views(self) -> list[MemberView]:
         found = (self.view(name) for name in self._places)
         return [view for view in found if view is not None]
@@ -209,6 +216,7 @@ class Fleets(Supervised):
                 if model is not None:
                     self._settle(place, model)
                     return
+                place.is_other_model = bool(listed)
                 serves = ", ".join(name[:80] for name in listed[:_SHOWN_NAMES])
                 place.why = f"/v1/models answered {status}" if not listed else (
                     f"serves {serves}; this gateway serves {self._listed()}"
@@ -238,6 +246,8 @@ def _unplaced(place: _Place) -> MemberView:
         ranks=(),
         labels=dict(place.spec.labels),
         check=CheckView(examination=None, unfinished=""),
+        endpoint=place.spec.endpoint,
+        is_other_model=place.is_other_model,
     )
 
 

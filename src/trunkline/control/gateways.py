@@ -31,6 +31,7 @@ from trunkline.control.changes import EpochRaised
 from trunkline.control.load_sync import LoadSync
 from trunkline.control.mirrored_store import MirroredStore
 from trunkline.control.registry import Committed, Registry
+from trunkline.control.relays import GatewayRelays, RelayParts
 from trunkline.control.restored import BackupWatch
 from trunkline.control.revocation import Revoker, order_of
 from trunkline.control.siblings import SiblingParts, Siblings, Side
@@ -51,6 +52,9 @@ MAX_DONE = 256
 MAX_PEERS = 1_024
 """Lives of other gateways that are told apart; those beyond are waited for together."""
 
+MAX_OFFS = 8
+"""Newest notices of a gateway that its clock is told by."""
+
 UNSEEN = "gateways out of reach"
 CROWD = "further gateways"
 
@@ -63,6 +67,9 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     born_rev: _Rev
     """It never went by less."""
     done: Annotated[tuple[_Rev, ...], msgspec.Meta(max_length=MAX_DONE)] = ()
+    version: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    wall_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
+    """Its wall clock as it wrote this; 0.0 of one that does not say. People alone go by it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,9 +78,23 @@ class _Peer:
     """When its newest lease has run out, by our clock."""
     born_rev: int
     done: frozenset[int]
+    version: str = ""
+    offs_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_OFFS))
+    """How far its clock was before ours, by its last notices, less the way of each."""
 
     def has(self, rev: int) -> bool:
         return rev <= self.born_rev or rev in self.done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerView:
+    """Another gateway, for operators."""
+
+    life: str
+    version: str
+    """Empty where it does not say."""
+    clock_off_s: float | None
+    """How far its wall clock is before ours."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +113,10 @@ class GatewayParts:
     """Tells the others what waits at the workers."""
     siblings: Callable[[Gateways], SiblingParts] | None = None
     """What it takes to tell the others what is known of workers."""
+    relays: Callable[[Gateways], RelayParts] | None = None
+    """What it takes to tell them of workers' events that they cannot hear."""
+    version: str = ""
+    """Of this gateway, for the others to see."""
     on_back: Callable[[], None] = lambda: None
     """Its lease is valid again."""
     peers: dict[str, _Peer] = field(default_factory=dict[str, _Peer])
@@ -115,6 +140,7 @@ class Gateways(Supervised):
         self._is_due = asyncio.Event()
         self._revoker: Revoker | None = None
         self.siblings: Siblings | None = None
+        self.relays = None if parts.relays is None else GatewayRelays(parts.relays(self))
         self.trouble = "not joined yet"
         """Why there is no new lease; empty while there is."""
         parts.board.listen(self._has_record.set, self._has_notice.set)
@@ -132,6 +158,17 @@ class Gateways(Supervised):
         now = self._parts.clock.boot()
         return sum(peer.until > now for peer in self._parts.peers.values())
 
+    def peers(self) -> list[PeerView]:
+        """Those others. A notice that was long on its way makes a clock look slow: the best of the
+        last few counts.
+        """
+        now = self._parts.clock.boot()
+        return [
+            PeerView(life=life, version=peer.version, clock_off_s=max(peer.offs_s, default=None))
+            for life, peer in self._parts.peers.items()
+            if peer.until > now
+        ]
+
     @property
     def load(self) -> LoadSync | None:
         """What the gateways tell one another of the work at the workers."""
@@ -142,6 +179,8 @@ class Gateways(Supervised):
         if self._parts.siblings is not None:
             self.siblings = Siblings(self._parts.siblings(self), sides)
             self.begin(self.siblings.run(), "knowledge of gateways")
+        if self.relays is not None:
+            self.begin(self.relays.run(), "events over gateways")
 
     def share_load(self, fleets: Sequence[Fleet], hearsay: Sequence[Hearsay]) -> None:
         """From here on gateways tell one another what they have sent to these workers, and what of
@@ -205,7 +244,13 @@ class Gateways(Supervised):
         if not parts.store.is_joined:
             await parts.board.join()
         asked_at, read_to = parts.clock.boot(), self._cursor
-        body = _Body(life=parts.life, born_rev=self._born_rev, done=tuple(self._done))
+        body = _Body(
+            life=parts.life,
+            born_rev=self._born_rev,
+            done=tuple(self._done),
+            version=parts.version,
+            wall_s=max(0.0, parts.clock.wall()),
+        )
         seq = await parts.board.post(parts.nonce, msgspec.json.encode(body))
         if seq <= read_to:  # the order begins anew: an older copy was put in its place
             parts.store.owes_mend = True
@@ -294,6 +339,11 @@ class Gateways(Supervised):
                 self._crowd_until = max(self._crowd_until, until)
                 return
         done = frozenset(body.done)
-        parts.peers[body.life] = _Peer(until=until, born_rev=body.born_rev, done=done)
+        before = parts.peers.get(body.life)
+        peer = _Peer(until=until, born_rev=body.born_rev, done=done, version=body.version)
+        peer.offs_s = peer.offs_s if before is None else before.offs_s
+        if body.wall_s:
+            peer.offs_s.append(body.wall_s - parts.clock.wall())
+        parts.peers[body.life] = peer
         if self._revoker is not None:
             self._revoker.acknowledged(body.life, done)

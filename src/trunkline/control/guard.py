@@ -73,7 +73,7 @@ class Guard:
 
     def ended(self, end: AttemptEnd, now: Instant) -> None:
         match end:
-            case AttemptEnd.COMPLETE:
+            case AttemptEnd.COMPLETE | AttemptEnd.UNHEARD:
                 self._breaker.succeeded()
             case AttemptEnd.WORKER_FAILED:
                 self._breaker.failed(now)

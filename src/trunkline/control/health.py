@@ -24,7 +24,8 @@ time-out of the probe; it takes more than that to call it a fault."""
 class Health:
     """The probes of one worker. `begin` with each of its lives."""
 
-    def __init__(self, settings: HealthConfig) -> None:
+    def __init__(self, settings: Callable[[], HealthConfig]) -> None:
+        """`settings`: those in force, which may become others."""
         self.is_unheard = False
         """The last probe had no answer in time, and none came to anything else since."""
         self._settings = settings
@@ -58,7 +59,7 @@ class Health:
 
     async def until_due(self) -> None:
         """The pause before a probe; a doubt cuts it short."""
-        whole_secs = self._settings.health_check_interval_secs
+        whole_secs = self._settings().health_check_interval_secs
         gap_secs = min(whole_secs, PROBE_GAP_SECS)
         await asyncio.sleep(gap_secs)
         if not self._is_refused:
@@ -86,10 +87,10 @@ class Health:
         """A probe was answered well; True when that makes enough in a row."""
         self._failures_count = 0
         self._passes_count += 1
-        return self._passes_count >= self._settings.health_success_threshold
+        return self._passes_count >= self._settings().health_success_threshold
 
     def failed(self) -> bool:
         """A probe failed; True when that makes enough in a row."""
         self._passes_count = 0
         self._failures_count += 1
-        return self._failures_count >= self._settings.health_failure_threshold
+        return self._failures_count >= self._settings().health_failure_threshold

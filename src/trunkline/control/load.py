@@ -20,6 +20,7 @@ from trunkline.control.engine import (
     parse_pause,
 )
 from trunkline.control.entries import Entries
+from trunkline.control.health import UNHEARD_SECS
 from trunkline.control.parts import MemberParts
 from trunkline.core.pace import Pace
 from trunkline.errors import WorkerLost, WorkerTimeout
@@ -32,12 +33,16 @@ routers in front of it.
 PAUSE_PATH = "/is_paused"
 """Of engines in development mode; others are not paused."""
 
-SILENT_SECS = 2.0
-"""A worker that leaves a reading unanswered for so long, and gives no token meanwhile, is silent.
-With a reading each second that is three of them after its last word."""
-LATE_SECS = SILENT_SECS / 2.0
+SILENT_SECS = 1.5
+"""A worker that leaves its readings unanswered for so long, and gives no token meanwhile, is
+silent. With a reading each second that is two and a half of them after its last word, so that whom
+nobody may choose from the third one on is out in time, also at a gateway that is a little late.
+One lost reading is not enough for it: a packet that opens a connection is sent again after one
+second, and a reading that fails sooner is followed by another one at once.
+"""
+LATE_SECS = SILENT_SECS - UNHEARD_SECS
 """From then on its health is in doubt: when it is silent, its probe should have said something."""
-_LOOK_SECS = SILENT_SECS / 4.0
+_LOOK_SECS = 0.25
 
 _NOTHING = LoadReport(running=0, waiting=None, memory_ratio=None)
 
@@ -63,6 +68,8 @@ class LoadReader:
         self._path: str | None = None
         self._tells_pause = True
         self._youngest_s: float | None = None
+        self.last: LoadReport | None = None
+        """What it said last; None where it says nothing."""
         self.is_unknown = False
         """It answers nowhere; said once, until it does."""
 
@@ -79,9 +86,9 @@ class LoadReader:
                 report = parse_json_load(body)
             if report is not None:
                 self._path, self.is_unknown = path, False
-                is_paused = await self._is_paused()
-                return Reading(report=replace(report, is_paused=is_paused), cache=cache)
-        self._path = None
+                self.last = replace(report, is_paused=await self._is_paused())
+                return Reading(report=self.last, cache=cache)
+        self._path = self.last = None
         if not self.is_unknown:
             self.is_unknown = True
             self._log.warning("worker.load_unknown", worker=self._name, tried=" ".join(LOAD_PATHS))
@@ -121,20 +128,29 @@ class LoadWatch:
     """It is another than it was."""
     on_read: Callable[[], None] = field(repr=False)
     on_late: Callable[[], None] = field(repr=False)
-    """A reading is late, and no token comes."""
+    """It leaves readings unanswered, and no token comes."""
+
+    _quiet_ms: int = field(init=False, default=0)
+    """How long it has left questions unanswered since its last word, pauses after readings that
+    failed included. One that fails is no word from it.
+    """
+    _is_late: bool = field(init=False, default=False)
 
     async def run(self) -> None:
         """Until cancelled."""
+        interval_secs = self.parts.health.load_interval_secs
         while True:
-            try:
-                reading = await self._heard()
-            except (WorkerLost, WorkerTimeout):
+            reading = await self._read()
+            if reading is None:
                 self._take(_NOTHING)  # its health probe says so
+                if self.entries.is_healthy() and not self._judge():
+                    await self._listen(asyncio.sleep(min(interval_secs, _LOOK_SECS)))
+                    continue
             else:
                 self._take(reading.report or _NOTHING)
                 if reading.cache is not None and self._is_other(reading.cache):
                     self.on_other()
-            await asyncio.sleep(self.parts.health.load_interval_secs)
+            await asyncio.sleep(interval_secs)
 
     def _is_other(self, cache: CacheFacts) -> bool:
         """Restarted with other settings (C24), or between two probes, so that none failed."""
@@ -142,29 +158,40 @@ class LoadWatch:
             return True
         return self.reader.is_younger(cache.started_s, self.cache.started_s)
 
-    async def _heard(self) -> Reading:
-        """One reading. As long as it is waited for and no token comes either, the worker is silent;
-        one that fails is no word from it.
-        """
+    async def _read(self) -> Reading | None:
+        """One reading; None where it failed."""
         reading = asyncio.ensure_future(self.reader.read())
-        quiet_secs = 0.0
         try:
             while not reading.done():
-                tokens = self.pace.tokens
-                await asyncio.wait([reading], timeout=_LOOK_SECS)
-                has_moved = tokens != self.pace.tokens
-                quiet_secs = 0.0 if has_moved else quiet_secs + _LOOK_SECS
-                if reading.done():
-                    break
-                if has_moved or quiet_secs >= SILENT_SECS:
-                    self._note(is_silent=not has_moved)
-                elif quiet_secs == LATE_SECS:
-                    self.on_late()
-            found = await reading
+                self._judge()
+                await self._listen(asyncio.wait([reading], timeout=_LOOK_SECS))
+            found = reading.result()
+        except (WorkerLost, WorkerTimeout):
+            return None
         finally:
             reading.cancel()
-        self._note(is_silent=False)
+        self._quiet_ms = 0
+        self._judge()
         return found
+
+    async def _listen(self, wait: Awaitable[object]) -> None:
+        """Count a wait, unless a token came. What it took beyond two looks is not counted: this
+        process had no time, and an answer may be here that it has not read.
+        """
+        began_at, tokens = self.parts.clock.now(), self.pace.tokens
+        await wait
+        # Whole ones: timers are early or late by less, and so many looks are no more than that.
+        waited_ms = min(round(self.parts.clock.now() - began_at), int(2_000 * _LOOK_SECS))
+        self._quiet_ms = self._quiet_ms + waited_ms if tokens == self.pace.tokens else 0
+
+    def _judge(self) -> bool:
+        """Whether it is silent by now."""
+        was_late, self._is_late = self._is_late, self._quiet_ms >= LATE_SECS * 1_000.0
+        if self._is_late and not was_late:
+            self.on_late()
+        is_silent = self._quiet_ms >= SILENT_SECS * 1_000.0
+        self._note(is_silent=is_silent)
+        return is_silent
 
     def _note(self, *, is_silent: bool) -> None:
         if self.parts.health.disable_gray_detection or is_silent == self.entries.is_silent():

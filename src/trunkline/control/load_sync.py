@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from trunkline.core.fleet import Fleet
-from trunkline.core.hearsay import MAX_SAID_BLOCKS, MAX_SAID_RUNS, Heard, Hearsay
+from trunkline.core.hearsay import MAX_SAID_BLOCKS, MAX_SAID_RUNS, NO_WORKER, Hearsay
 from trunkline.core.identity import DIGEST_BYTES, TAG_BYTES
 from trunkline.core.keys import KeyRun
 from trunkline.core.records import BootInstant, Instant, NamespaceTag, WorkerId
@@ -62,8 +62,12 @@ class _Word(msgspec.Struct, array_like=True):
 class LoadSync:
     """Of one gateway. Give it a task for `run`."""
 
-    def __init__(self, life: str, wire: Wire, clock: Clock) -> None:
+    def __init__(
+        self, life: str, wire: Wire, clock: Clock, *, max_word_bytes: int = MAX_WORD_BYTES
+    ) -> None:
+        """`max_word_bytes`: what the wire carries."""
         self._life = life
+        self._max_word_bytes = max_word_bytes
         self._wire = wire
         self._clock = clock
         self._fleets: Sequence[Fleet] = ()
@@ -97,6 +101,7 @@ class LoadSync:
     def attach(self, fleets: Sequence[Fleet], hearsay: Sequence[Hearsay]) -> None:
         """What there is to tell of, and what is to know what others tell."""
         self._fleets, self._hearsay = fleets, hearsay
+        self._add_up()
 
     def word(self, now: Instant) -> bytes | None:
         """What is to be told; None where there is nothing, and was nothing before."""
@@ -117,7 +122,7 @@ class LoadSync:
             return None
         word = _Word(life=self._life, queued=queued, told=told[:MAX_TOLD_RUNS])
         body = self._encoder.encode(word)
-        if len(body) > MAX_WORD_BYTES:
+        if len(body) > self._max_word_bytes:
             self.left_out_blocks += sum(run.block_count for _, run in drained[:MAX_TOLD_RUNS])
             word.told = []
             body = self._encoder.encode(word)
@@ -141,7 +146,8 @@ class LoadSync:
             return
         now = self._clock.boot()
         self._told[word.life] = (now, word.queued)
-        self.settle(now)
+        self._forget_old(now)
+        self._add_up()
         heard_at = self._clock.now()
         for worker, run in runs:
             self._pass_on(worker, run, heard_at)
@@ -162,18 +168,31 @@ class LoadSync:
     def _pass_on(self, worker: WorkerId, run: KeyRun, now: Instant) -> None:
         """To the model whose worker it is."""
         for one in self._hearsay:
-            if one.hear(worker, run, now) is not Heard.NO_WORKER:
+            if one.hear(worker, run, now) is not NO_WORKER:
                 return
         self.strange_blocks += run.block_count
 
     def settle(self, now: BootInstant) -> None:
-        """Add up what is fresh, and forget the rest."""
-        for life in [life for life, (at, _) in self._told.items() if now - at > FRESH_MS]:
+        """What is not fresh any more goes out of the books."""
+        if self._forget_old(now):
+            self._add_up()
+
+    def _forget_old(self, now: BootInstant) -> bool:
+        """Whether there was any."""
+        old = [life for life, (at, _) in self._told.items() if now - at > FRESH_MS]
+        for life in old:
             del self._told[life]
+        return bool(old)
+
+    def _add_up(self) -> None:
+        """What all have told, into the books."""
         if not self._told and not self._raised:
             return
         sums: dict[str, float] = {}
         for _, queued in self._told.values():
+            if not sums:
+                sums = queued.copy()
+                continue
             for worker, queue_ms in queued.items():
                 sums[worker] = sums.get(worker, 0.0) + queue_ms
         raised: set[WorkerId] = set()

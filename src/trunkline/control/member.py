@@ -11,12 +11,12 @@ Read `engine.py` for what engines answer, `core/feed.py` for their events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 from trunkline.control.discovery import NOTHING, Facts, ask, probed, refusal, relisted
-from trunkline.control.engine import parse_models
+from trunkline.control.engine import parse_models, release_of
 from trunkline.control.entries import Entries, rank_headers
 from trunkline.control.guard import Guard
 from trunkline.control.health import Health
@@ -25,13 +25,15 @@ from trunkline.control.load import LoadReader, LoadWatch
 from trunkline.control.parts import MemberParts, directory_bounds
 from trunkline.control.probe import is_refusal
 from trunkline.control.selftest import SelfTest
-from trunkline.control.trouble import DRAINS, SHOWN, Trouble
+from trunkline.control.trouble import DRAINS, OTHER_MODEL, SHOWN, Trouble
+from trunkline.control.unheard import unheard
 from trunkline.control.views import (
     CheckView,
     Heartbeat,
     MemberView,
     Mode,
     WorkerSpec,
+    alarm_views,
     rank_view,
     shown_url,
 )
@@ -66,7 +68,7 @@ class Member:
         """Everything is to be asked anew: it was away, or is another than it was."""
         self._is_draining = False
         self.stay = Stay(is_gone=self._is_gone)
-        self._health = Health(parts.health)
+        self._health = Health(lambda: parts.health)
         self._load = LoadReader(spec.name, self._get, parts.log)
         self._guard = self._new_guard()
         self._self_test = SelfTest(spec.name, self._entries, parts)
@@ -187,7 +189,16 @@ class Member:
             ),
             labels=dict(self.spec.labels),
             check=self._self_test.view(),
+            endpoint=self.spec.endpoint,
+            is_other_model=self._trouble.kind == OTHER_MODEL,
+            load=self._load.last,
+            alarms=alarm_views(parts.fleet.alarms.of(self.workers), now),
+            is_replayable=all(source.replay_endpoint for source in facts.sources),
         )
+
+    def unheard(self) -> Iterator[tuple[WorkerId, str]]:
+        """Of which of its ranks nothing is heard now, and why."""
+        return unheard(self._entries.states(), self._hearing, self._parts.clock.boot())
 
     async def check(self) -> CheckView | None:
         """Test it now; None while it is not in the fleet."""
@@ -226,7 +237,7 @@ class Member:
                 if why_not is None:
                     return parts.as_read(facts)
                 self._part(why_not)
-                self._complain("worker.other_model")
+                self._complain(OTHER_MODEL)
                 if parts.model.refusal(facts.models, wanted):
                     parts.on_other(self.spec.name)
             await asyncio.sleep(DISCOVERY_PAUSE_SECS)
@@ -327,6 +338,7 @@ class Member:
                 is_exact=is_exact,
                 max_model_len=facts.max_model_len,
                 engine=facts.engine,
+                release=release_of(facts.version),
                 models=frozenset(self.models),
                 agent=self._parts.agent(self.spec.name),
                 wants_checkpoints=self._hearing.mode is Mode.DIGEST,
@@ -462,7 +474,7 @@ class Member:
         guard.ended(end, self._parts.clock.now())
         if guard is self._guard:
             match end:
-                case AttemptEnd.COMPLETE:
+                case AttemptEnd.COMPLETE | AttemptEnd.UNHEARD:
                     self._hearing.answered(worker)
                 case AttemptEnd.WORKER_FAILED | AttemptEnd.WORKER_LATE:
                     self._health.doubt()

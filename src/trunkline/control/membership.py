@@ -16,7 +16,7 @@ from trunkline.control.supervised import Supervised
 from trunkline.control.views import CheckView, Heartbeat, MemberView, WorkerSpec
 from trunkline.core.digest import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.leases import LeaseTable
-from trunkline.core.records import BootInstant
+from trunkline.core.records import BootInstant, WorkerId
 from trunkline.errors import ConfigError
 
 MAX_WORKERS = 4_096
@@ -149,6 +149,10 @@ class Membership(Supervised):
             is_new_life = before is not None and before != heartbeat.boot_nonce
             member.take_heartbeat(heartbeat, ends_at, is_new_life)
         return refusal
+
+    def unheard(self) -> dict[WorkerId, str]:
+        """Of which ranks nothing is heard now, and why."""
+        return dict(pair for member in self._members.values() for pair in member.unheard())
 
     def views(self) -> list[MemberView]:
         """All workers as operators see them, in the order they were added."""

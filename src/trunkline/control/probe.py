@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ssl
 from dataclasses import dataclass, field
 
 import httptools
 
-from trunkline.errors import WorkerLost, WorkerTimeout
+from trunkline.errors import AnswerTooLong, WorkerLost, WorkerTimeout
 from trunkline.ports.worker import Endpoint
 
 MAX_ANSWER_BYTES = 8 << 20
@@ -58,7 +59,7 @@ async def fetch(
     """Status and body of one request without a body.
 
     Raises WorkerTimeout past the deadline, WorkerLost when the worker refuses, breaks off, answers
-    nonsense or more than 8 MiB.
+    nonsense, or more than 8 MiB (AnswerTooLong).
     """
     told = await exchange(endpoint, _request(endpoint, method, path, b""), path, timeout_ms)
     return told.status, told.body
@@ -95,6 +96,11 @@ async def exchange(
         raise WorkerTimeout(
             f"{endpoint.host_header}{path} did not answer within {timeout_ms:.0f} ms"
         ) from error
+    except ssl.SSLCertVerificationError as error:
+        raise WorkerLost(
+            f"{endpoint.host_header}{path}: its certificate is not trusted"
+            f" ({error.verify_message}); --worker-ca-file names authorities"
+        ) from error
     except (OSError, UnicodeError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
         # UnicodeError: a host that no name system knows, or a URL or key that is no ASCII.
         reason = type(error).__name__
@@ -111,9 +117,7 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 async def _fetch(request: bytes, endpoint: Endpoint, path: str, max_bytes: int) -> Told:
-    reader, writer = await asyncio.open_connection(
-        endpoint.host, endpoint.port, ssl=True if endpoint.is_tls else None
-    )
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=endpoint.tls)
     try:
         writer.write(request)
         answer = _Answer()
@@ -126,7 +130,7 @@ async def _fetch(request: bytes, endpoint: Endpoint, path: str, max_bytes: int) 
                 break  # the close is the end of a body without a length
             parser.feed_data(data)
             if len(answer.body) > max_bytes:
-                raise WorkerLost(
+                raise AnswerTooLong(
                     f"{endpoint.host_header}{path} answered more than {max_bytes} bytes"
                 )
         return Told(

@@ -99,8 +99,14 @@ class ReceiptBook:
 
     def __init__(self) -> None:
         self._receipts: OrderedDict[int, Receipt] = OrderedDict()
+        self.count = 0
+        """All that were ever in it."""
+        self.ms = 0.0
+        """Sum of the time until each was in force."""
 
     def add(self, receipt: Receipt) -> None:
+        self.count += 1
+        self.ms += receipt.ms
         self._receipts[receipt.rev] = receipt
         if len(self._receipts) > MAX_RECEIPTS:
             self._receipts.popitem(last=False)

@@ -213,6 +213,11 @@ class Revoker(Supervised):
         self._uncommitted: dict[tuple[Verb, Subject], asyncio.Future[Receipt]] = {}
         self._followed: list[_Running] = []
 
+    @property
+    def pending_count(self) -> int:
+        """Those that are not in force with everybody yet."""
+        return self._running_count
+
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         self.begin(self.outbox.run(), "audit outbox")

@@ -52,6 +52,11 @@ class Roster:
         """What was wrong with single names the last time."""
         self._is_in_trouble = False
 
+    def adopt(self, specs: Sequence[WorkerSpec]) -> None:
+        """The source named these, and they were added, before this was made."""
+        for spec in specs:
+            self._places[spec.name] = _Place(spec=spec, is_draining=False)
+
     async def run(self) -> None:
         """Until cancelled."""
         await self._source.run(self.take, self.trouble)

@@ -3,10 +3,11 @@
     ask    who knows this worker at least up to this batch, and more of it?   first offer counts
     take   stand still and put down all that you know of it                   made: so many pieces
     fetch  piece number n                                                     the piece
+    listen the next of this worker's events, from this one on                 relayed: those
 
 Each is sealed with a key that only gateways with the fleet's root secret have; an answer names the
 question's own number, so that an old one answers nothing. Every part has a bound. Must never: raise
-on what somebody says. Read `siblings.py` for who says what when.
+on what somebody says. Read `siblings.py` and `relays.py` for who says what when.
 """
 
 from __future__ import annotations
@@ -88,7 +89,27 @@ class Piece(msgspec.Struct, tag="piece", frozen=True, array_like=True, kw_only=T
     """Engine hashes, 8 bytes each."""
 
 
-Word = Ask | Offer | Take | Made | Fetch | Piece
+class Listen(msgspec.Struct, tag="listen", frozen=True, array_like=True, kw_only=True):
+    life: _Name
+    number: _Name
+    to: Annotated[str, msgspec.Meta(max_length=512)]
+    """Empty for whoever hears it."""
+    worker: _Name
+    number_next: _Seq
+    """Of the batches that were told, by who tells; of nobody's where nobody is meant."""
+
+
+class Relayed(msgspec.Struct, tag="relayed", frozen=True, array_like=True, kw_only=True):
+    number: _Name
+    life: _Name
+    is_broken: bool
+    """Some that should come next are gone."""
+    number_next: _Seq
+    sealed: bytes = b""
+    """Sequence numbers and payloads, encrypted; empty for none."""
+
+
+Word = Ask | Offer | Take | Made | Fetch | Piece | Listen | Relayed
 
 
 class Seal:

@@ -61,6 +61,9 @@ MAX_AT_ONCE = 4
 """Workers of which all is taken in at a time."""
 LOOK_S = 0.5
 OFFER_S = 1.0
+MODEST_S = 0.3
+"""So much later offers who knows that it lacks the blocks of some namespace: a gateway that lacks
+none is heard first."""
 MADE_S = 5.0
 PIECE_S = 2.0
 REACH_S = 3.0
@@ -185,7 +188,7 @@ class Siblings:
     async def _try_take(self, side: Side, worker: WorkerId, feed: WorkerFeed) -> None:
         parts, patience = self._parts, self._patience[feed]
         began_at = parts.clock.now()
-        token = feed.standstill.begin(began_at)
+        token = feed.standstill.begin(began_at) if feed.is_settled else None
         if token is None:
             return
         try:
@@ -304,6 +307,9 @@ class Siblings:
 
     async def _offer(self, ask: Ask, answer: Answer) -> None:
         found = self._find(ask)
+        if found is not None and found[1].standstill.lacks_namespaces:
+            await asyncio.sleep(MODEST_S)
+            found = self._find(ask)
         if found is not None and len(self._snapshots) < MAX_SNAPSHOTS:
             await answer(self._parts.seal.close(Offer(number=ask.number, life=self._parts.life)))
 

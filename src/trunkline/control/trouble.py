@@ -14,6 +14,8 @@ REMINDER_MS = 10_000.0
 MAX_REMINDER_MS = 600_000.0
 """The pause between two lines about the same trouble doubles from the first to the second."""
 
+OTHER_MODEL = "worker.other_model"
+"""The kind of trouble of a worker that is not taken for what it serves."""
 DRAINS = "takes no new requests; those in flight end"
 SHOWN = {
     Exclusion.LEASE: "its heartbeats stopped: the lease of the last one ran out",
@@ -32,7 +34,8 @@ class Trouble:
 
     def __init__(self) -> None:
         self.text = ""
-        self._kind = ""
+        self.kind = ""
+        """The event that its last line was."""
         self._since: Instant | None = None
         self._due_at = Instant(0.0)
         self._pause = Pause(REMINDER_MS, MAX_REMINDER_MS)
@@ -43,8 +46,8 @@ class Trouble:
         """
         if self._since is None:
             self._since = now
-        if kind != self._kind:
-            self._kind = kind
+        if kind != self.kind:
+            self.kind = kind
             self._pause.reset()
         elif now < self._due_at:
             return False
@@ -54,6 +57,6 @@ class Trouble:
     def end(self, now: Instant) -> float | None:
         """It is over; how long it lasted in ms, None where there was nothing to say."""
         lasted_ms = None if self._since is None else now - self._since
-        self.text = self._kind = ""
+        self.text = self.kind = ""
         self._since = None
         return lasted_ms

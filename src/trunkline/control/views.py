@@ -6,15 +6,18 @@ next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
+from trunkline.control.engine import LoadReport
+from trunkline.core.alarms import Alarm, AlarmKind
 from trunkline.core.alignment import Examination
 from trunkline.core.decision import Exclusion
 from trunkline.core.directory import Directory
 from trunkline.core.feed import WorkerFeed
 from trunkline.core.fleet import WorkerState
-from trunkline.core.records import BlockKey, Instant, WorkerId
+from trunkline.core.records import BlockKey, Instant, Tier, WorkerId
 from trunkline.core.residency import FeedStats
 from trunkline.ports.worker import Endpoint, EngineKind, EventSource
 from trunkline.written import host_port
@@ -74,6 +77,16 @@ class CheckView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmView:
+    """One alarm that is on."""
+
+    kind: AlarmKind
+    rank: WorkerId
+    why: str
+    lasts_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView:
     """One worker for operators; no secrets."""
 
@@ -97,6 +110,15 @@ class MemberView:
     ranks: tuple[RankView, ...]
     labels: dict[str, str]
     check: CheckView
+    endpoint: Endpoint = field(repr=False)
+    """For whoever asks it something; it is never shown."""
+    load: LoadReport | None = None
+    """What it said last of how busy it is."""
+    alarms: tuple[AlarmView, ...] = ()
+    is_other_model: bool = False
+    """It answers, and is not taken, since it serves another model or cannot keep tenants apart."""
+    is_replayable: bool = True
+    """What was missed of its events can be had again; so too where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +132,27 @@ class RankView:
     scale: float
     """Measured over predicted time, as calibration has it."""
     held_blocks: int
+    held_in_tiers: dict[str, int]
+    """Of these, in each tier that has any; one may be in several."""
     predicted_blocks: int
+    believed_share: float
+    """Of what it told, what counts."""
     feed_state: str
     feed_stats: dict[str, int]
 
 
 def shown_url(endpoint: Endpoint) -> str:
     """The worker's URL, without its key."""
-    scheme = "https" if endpoint.is_tls else "http"
+    scheme = "https" if endpoint.tls else "http"
     return f"{scheme}://{host_port(endpoint.host, endpoint.port)}{endpoint.base_path}"
+
+
+def alarm_views(alarms: Iterable[Alarm], now: Instant) -> tuple[AlarmView, ...]:
+    """As they stand now."""
+    return tuple(
+        AlarmView(kind=one.kind, rank=one.worker, why=one.why, lasts_ms=now - one.since)
+        for one in alarms
+    )
 
 
 def rank_view(
@@ -133,7 +167,13 @@ def rank_view(
         queue_ms=state.queue.queue_ms(now),
         scale=state.queue.scale,
         held_blocks=directory.held_count(worker),
+        held_in_tiers={
+            tier.name.lower(): count
+            for tier, count in zip(Tier, directory.tier_counts(worker), strict=True)
+            if count
+        },
         predicted_blocks=directory.predicted_count(worker),
+        believed_share=directory.believed_share(worker),
         feed_state=feed.state.value if feed else "none",
         feed_stats=_counts(feed.stats) if feed else {},
     )
@@ -141,4 +181,4 @@ def rank_view(
 
 def _counts(stats: FeedStats) -> dict[str, int]:
     """By name. `asdict` would look into each number for what it may be made of."""
-    return {field.name: getattr(stats, field.name) for field in fields(stats)}
+    return {one.name: getattr(stats, one.name) for one in fields(stats)}

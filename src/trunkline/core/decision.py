@@ -78,7 +78,12 @@ class Gain:
 
     @property
     def net_ms(self) -> float:
-        return self.saved_prefill_ms - self.queue_ms - self.transfer_ms - self.imbalance_ms
+        return self.time_ms - self.imbalance_ms
+
+    @property
+    def time_ms(self) -> float:
+        """What of it is time. Imbalance is a price: no request waits for it."""
+        return self.saved_prefill_ms - self.queue_ms - self.transfer_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +132,7 @@ class Outcome:
     predicted_tokens: int
     reused_tokens: int | None
     """As the worker says; None where it does not."""
+    is_stream: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         first = self.first_byte_ms
@@ -137,6 +143,7 @@ class Outcome:
             "took_ms": round(self.took_ms, 3),
             "predicted_tokens": self.predicted_tokens,
             "reused_tokens": self.reused_tokens,
+            "is_stream": self.is_stream,
         }
 
 

@@ -356,8 +356,11 @@ class Directory:
             return False
         # An index takes the first block of what it is given for the first of a chain, unless it
         # knows that block already.
-        if run.before and not any(map(any, self._index.match(run.before))):
-            return False
+        before = run.before
+        if before:
+            _, resident, expected = self._index.match(before)
+            if not any(resident) and not any(expected):
+                return False
         namespace_id = self._namespace_ids[run.tag]
         expires_ms = holder.expires_ms(now + ttl_ms)
         self._index.predict(holder.slot, namespace_id, run.packed, expires_ms, holder.max_predicted)
@@ -462,6 +465,15 @@ class Directory:
     def held_count(self, worker: WorkerId) -> int:
         """Blocks that events say a worker holds."""
         return self._index.held_count(self._holders[worker].slot)
+
+    def tier_counts(self, worker: WorkerId) -> list[int]:
+        """The same in each `Tier`; a block may be in several."""
+        return self._index.tier_counts(self._holders[worker].slot)
+
+    def believed_share(self, worker: WorkerId) -> float:
+        """Of what a worker told, what counts: 1 for all, 0 for nothing."""
+        holder = self._holders[worker]
+        return holder.told_share if holder.is_trusted and not holder.is_barred else 0.0
 
     def predicted_count(self, worker: WorkerId) -> int:
         """Blocks that our decisions let us expect there."""

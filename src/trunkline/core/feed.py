@@ -390,7 +390,8 @@ class WorkerFeed:
         replay, self._replay = self._replay, None
         assert replay is not None
         self.stats.replay_failures += 1
-        is_harmless = replay.kind is ReplayKind.RESYNC and not self._is_rebuilding
+        is_told = replay.has_begun and self._sequence.has_reached_held()  # all but its end
+        is_harmless = is_told or (replay.kind is ReplayKind.RESYNC and not self._is_rebuilding)
         if not is_harmless:
             self._relearn(f"replay from {replay.from_seq}: {reason}", now)
 
@@ -485,10 +486,8 @@ class WorkerFeed:
         return self._replay is not None or is_waiting
 
     def _is_current(self) -> bool:
-        directory = self._directory
-        return directory.knows(self.worker) and (
-            directory.incarnation(self.worker) == self._incarnation
-        )
+        directory, worker = self._directory, self.worker
+        return directory.knows(worker) and directory.incarnation(worker) == self._incarnation
 
     def _is_wanted(self, batch: EventBatch) -> bool:
         if not self._is_current():

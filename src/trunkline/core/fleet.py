@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
+from trunkline.core.alarms import AlarmBook
 from trunkline.core.decision import Exclusion
 from trunkline.core.headroom import Headroom
 from trunkline.core.load import ChurnClock, PrefillQueue
@@ -66,12 +67,15 @@ class Changes(TypedDict, total=False):
 
 
 class Fleet:
-    """All workers of one model. Owns the hash ring, the common clock of churn, and the headroom."""
+    """All workers of one model. Owns the hash ring, the common clock of churn, the headroom and the
+    alarms.
+    """
 
     def __init__(self, *, virtual_nodes: int, now: Instant) -> None:
         self.ring = HashRing(virtual_nodes)
         self.churn = ChurnClock(now)
         self.headroom = Headroom(now)
+        self.alarms = AlarmBook()
         self._states: dict[WorkerId, WorkerState] = {}
         self._usable: list[WorkerState] | None = None
         self._excluded: dict[WorkerId, Exclusion] = {}
@@ -107,6 +111,7 @@ class Fleet:
         if state is not None:
             self.ring.remove(worker)
             self.churn.unwatch(state.queue)
+            self.alarms.forget(worker)
             self._forget_answers()
 
     def get(self, worker: WorkerId) -> WorkerState | None:

@@ -6,6 +6,8 @@ are of.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trunkline.core.epochs import Subject
@@ -28,6 +30,11 @@ class Rows:
     @property
     def count(self) -> int:
         return len(self.packed) // ROW_BYTES
+
+    def hashes(self) -> Iterator[int]:
+        """The engine's names of the blocks, with which rows begin."""
+        whole = self.packed[: self.count * ROW_BYTES]
+        return (name for (name,) in struct.iter_unpack(f"<Q{ROW_BYTES - 8}x", whole))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

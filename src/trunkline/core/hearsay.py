@@ -45,6 +45,10 @@ class Heard(Enum):
     NO_WORKER = "no-worker"
 
 
+# In Python 3.11 a member costs 50 ns more where it is looked up in its class.
+TAKEN, WAITING, LOOSE, NO_WORKER = Heard
+
+
 @dataclass(slots=True, kw_only=True)
 class HearsayStats:
     """Counters of blocks, from the beginning; metrics are made of them."""
@@ -123,11 +127,11 @@ class Hearsay:
         """Another gateway made a choice."""
         ttl_ms = self._ttl_ms_of(worker) if self._directory.knows(worker) else 0.0
         if ttl_ms <= 0.0:
-            return Heard.NO_WORKER
+            return NO_WORKER
         ends_at = Instant(now + ttl_ms)
         if not self._directory.knows_namespace(run.tag):
             self._wait(_Waiting(worker=worker, run=run, ends_at=ends_at))
-            return Heard.WAITING
+            return WAITING
         return self._take(worker, run, now, ends_at)
 
     def asked(self, tag: NamespaceTag, now: Instant) -> None:
@@ -173,15 +177,16 @@ class Hearsay:
             del self._only_told[worker]
 
     def _take(self, worker: WorkerId, run: KeyRun, now: Instant, ends_at: Instant) -> Heard:
+        count = run.block_count
         if not self._directory.foretold(worker, run, now=now, ttl_ms=ends_at - now):
-            self.stats.loose += run.block_count
-            return Heard.LOOSE
-        self.stats.taken += run.block_count
-        told = self._only_told.setdefault(worker, deque(maxlen=MAX_ONLY_TOLD))
-        first_key = run.key(run.first_block)
-        assert first_key is not None, "a run has a block"
-        told.append((run.first_block, first_key, ends_at))
-        return Heard.TAKEN
+            self.stats.loose += count
+            return LOOSE
+        self.stats.taken += count
+        told = self._only_told.get(worker)
+        if told is None:
+            told = self._only_told[worker] = deque(maxlen=MAX_ONLY_TOLD)
+        told.append((run.first_block, run.first_key, ends_at))
+        return TAKEN
 
     def _wait(self, waiting: _Waiting) -> None:
         self._waiting.setdefault(waiting.run.tag, deque()).append(waiting)

@@ -61,6 +61,12 @@ class KeyRun:
         """The key of the block before the first; empty where that is the first of its chain."""
         return self.packed[:DIGEST_BYTES] if self.first_block else b""
 
+    @property
+    def first_key(self) -> BlockKey:
+        """Of the first block."""
+        at = DIGEST_BYTES if self.first_block else 0
+        return BlockKey(self.packed[at : at + DIGEST_BYTES])
+
     def key(self, block: int) -> BlockKey | None:
         """Of the block at this place of the chain; None where it is of another run."""
         at = (block - max(0, self.first_block - 1)) * DIGEST_BYTES

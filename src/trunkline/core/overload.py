@@ -32,8 +32,8 @@ SLOUGH = 3.0
 """Targets that an entry may wait while the queue is overloaded: 1.5 s."""
 WORKER_SHARE = 0.5
 """Of the target, what a worker may have in front of it while the queue is overloaded."""
-PACE_HALF_LIFE_MS = 1_000.0
-"""How fast the pace forgets: a few longest prefills, so that one of them is not taken for it."""
+OUTFLOW_HALF_LIFE_MS = 1_000.0
+"""How fast an outflow forgets: a few longest prefills, so that one of them is not taken for it."""
 
 
 class Priority(Enum):
@@ -51,14 +51,18 @@ class Overload:
 
     def __init__(self, *, target_ms: float = TARGET_MS, interval_ms: float = INTERVAL_MS) -> None:
         """A target of 0 never refuses."""
-        assert target_ms >= 0.0, target_ms
-        assert interval_ms > 0.0, interval_ms
-        self.target_ms = target_ms
-        self._interval_ms = interval_ms
+        self.take(target_ms=target_ms, interval_ms=interval_ms)
         self._low_until = Instant(0.0)
         """The last time that the oldest entry was below the target."""
         self._refused_at = Instant(0.0)
         self.is_on = False
+
+    def take(self, *, target_ms: float, interval_ms: float) -> None:
+        """These from here on."""
+        assert target_ms >= 0.0, target_ms
+        assert interval_ms > 0.0, interval_ms
+        self.target_ms = target_ms
+        self._interval_ms = interval_ms
 
     @property
     def slough_ms(self) -> float:
@@ -97,7 +101,7 @@ class Overload:
                 return 2.0 * self.target_ms
 
 
-class Pace:
+class Outflow:
     """How many entries leave a queue in turn, over the last second or so in which any waited."""
 
     __slots__ = ("_at", "_left", "_over_ms")
@@ -125,7 +129,7 @@ class Pace:
         passed_ms = now - self._at
         if passed_ms <= 0.0:
             return
-        kept = 2.0 ** (-passed_ms / PACE_HALF_LIFE_MS)
+        kept = 2.0 ** (-passed_ms / OUTFLOW_HALF_LIFE_MS)
         self._left *= kept
         self._over_ms = self._over_ms * kept + passed_ms
         self._at = now

@@ -24,6 +24,8 @@ class Role(Enum):
     """Revokes inside its organisation."""
     FLEET_OPERATOR = "fleet.operator"
     """Workers, drains, weights."""
+    FLEET_METRICS = "fleet.metrics"
+    """Reads metrics, and nothing else: for what scrapes them."""
     SECURITY_OFFICER = "security.officer"
     """Revokes anything, registers public prefixes, makes keys."""
     AUDITOR = "auditor"
@@ -33,8 +35,8 @@ class Role(Enum):
 INFERENCE_ROLES = frozenset(
     {Role.TENANT_USER, Role.TENANT_ADMIN, Role.ORG_ADMIN, Role.FLEET_OPERATOR}
 )
-"""Who may ask for inference: whoever runs a part of what is served. Officers and auditors watch
-over it; they use what they watch only with one of these roles beside their own.
+"""Who may ask for inference: whoever runs a part of what is served. Officers, auditors and
+scrapers watch over it; they use what they watch only with one of these roles beside their own.
 """
 
 

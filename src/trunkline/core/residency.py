@@ -175,11 +175,22 @@ class Residency:
         """Take in a slice of what another gateway knows at this very batch; the hashes of what has
         no place here, or None where it disagrees, or there is no room.
         """
+        if self.parked_count:
+            self._unpark(rows)
         outcome, left_out = self._directory.adopt(self._worker, rows)
         if outcome is not StoreOutcome.STORED:
             return None
         self.stats.handed_over_blocks += rows.count - len(left_out)
         return left_out
+
+    def _unpark(self, rows: Rows) -> None:
+        """What waits here for its parent is among the copies that are told of it: counted twice, it
+        would outlive its removal.
+        """
+        for name in rows.hashes():
+            for tier in Tier:
+                while self._orphans.remove(name, tier):
+                    pass
 
     def complete(self, unplaced: array[int]) -> None:
         """What was taken in is all that the other one knew. What waited here for a parent is in it,

@@ -121,6 +121,14 @@ class Sequence:
         last = self.witness()
         return None if last is None else (last, self._recent[last])
 
+    def has_reached_held(self) -> bool:
+        """Whether batches wait, and none is missing before the first of them: a replay that told
+        so much has no more to tell. (A publisher drops what its reader is too slow for, the mark
+        at the end, too.)
+        """
+        held = self.first_held()
+        return held is not None and self.expected is not None and held[0] <= self.expected
+
     # -- moving ------------------------------------------------------------------------------------
 
     def advance(self, seq: int, fingerprint: int) -> None:

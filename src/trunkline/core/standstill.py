@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Callable
 
 from trunkline.core.handover import Rows, Standing
+from trunkline.core.orphans import MAX_UNPLACED_BLOCKS
 from trunkline.core.records import Instant
 from trunkline.core.recovery import Recovery
 from trunkline.core.residency import Residency
@@ -29,7 +30,6 @@ LOOK_MS = 50.0
 MAX_WAITING_BATCHES = 1_024
 MAX_WAITING_BYTES = 8 << 20
 """More batches than that end the standstill: what is heard now is worth more than what was."""
-MAX_UNPLACED = 1 << 16
 
 
 class Standstill:
@@ -82,7 +82,7 @@ class Standstill:
 
     def begin(self, now: Instant) -> int | None:
         """Stand still at the batch that was applied last; the token. None where another standstill
-        is on, or nothing is in order now: no batch yet, some that wait, runs without their parents.
+        is on, or nothing is in order now: no batch yet, some that wait, pages that are no blocks.
         """
         is_settled = (
             self._sequence.witness() is not None
@@ -126,7 +126,7 @@ class Standstill:
         if left_out is None:
             return False
         for more in (left_out, unplaced):
-            self._unplaced += more[: MAX_UNPLACED - len(self._unplaced)]
+            self._unplaced += more[: MAX_UNPLACED_BLOCKS - len(self._unplaced)]
         return True
 
     def complete(self, token: int, at: Standing) -> bool:
@@ -158,6 +158,11 @@ class Standstill:
         if self._sequence.is_whole:
             return 0
         return max(self._sequence.base or 0, 1)
+
+    @property
+    def lacks_namespaces(self) -> bool:
+        """Blocks came under salts that were not known here, and were let go."""
+        return self._residency.has_unknown_salts
 
     def unplaced(self) -> array[int]:
         """Engine hashes of blocks that are there, and that no chain of ours names."""

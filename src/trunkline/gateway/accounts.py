@@ -5,11 +5,17 @@ Owns no decision. Read `picker.py` for who counts, `operations.py` for who shows
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
+from trunkline import observe
 from trunkline.core.decision import Decision, Plan
-from trunkline.core.records import WorkerId
-from trunkline.gateway.metrics import LOOKUP_SECONDS, Histogram
+from trunkline.core.keys import KeyChain
+from trunkline.core.records import Instant, WorkerId
+from trunkline.gateway.beginnings import Beginnings
+from trunkline.gateway.contracts import InferenceRequest
+from trunkline.gateway.families import LOOKUP_SECONDS
+from trunkline.gateway.metrics import Histogram
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +28,8 @@ class Accounts:
     reported_prompts: int = 0
     """Answers whose usage told how much was reused; the three sums above are over these."""
     hit_prompts: int = 0
+    false_hits: int = 0
+    """Answers that reused KV though their salt was their own. Never, or engines are not fenced."""
     over_claims: int = 0
     """Answers that reused less than predicted, by a whole block or more."""
     over_claimed_tokens: int = 0
@@ -32,21 +40,51 @@ class Accounts:
     decisions: int = 0
     unread_prompts: int = 0
     """Requests routed by load alone, since nothing is known of their prompt."""
-    net_gain_ms: float = 0.0
+    approximate_prompts: dict[str, int] = field(default_factory=dict[str, int])
+    """Requests whose keys are not quite those of workers, by why."""
+    net_saved_ms: float = 0.0
+    """Time that choices were predicted to spare requests: what they cost beside is not in it."""
+    saved_prefill_ms: float = 0.0
+    """What the same choices were predicted to spare of prefill alone."""
     selections: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
+    hits: dict[WorkerId, list[int]] = field(default_factory=dict[WorkerId, list[int]])
+    """Of each worker that is here: prompt tokens and reused ones, as in the sums above."""
+    beginnings: Beginnings = field(default_factory=Beginnings)
     reasons: dict[str, int] = field(default_factory=dict[str, int])
     plans: dict[Plan, int] = field(default_factory=lambda: dict.fromkeys(Plan, 0))
     lookup: Histogram = field(default_factory=lambda: Histogram(LOOKUP_SECONDS))
 
-    def remember(self, decision: Decision) -> None:
-        """A choice was made."""
+    def read(self, request: InferenceRequest) -> None:
+        """A request is to be routed, by its prompt or without."""
+        if not isinstance(request.prompt, array):
+            self.unread_prompts += 1
+        elif request.approximate:
+            why = request.approximate.replace(" ", "-")
+            self.approximate_prompts[why] = self.approximate_prompts.get(why, 0) + 1
+
+    def remember(self, decision: Decision, keys: KeyChain | None, now: Instant) -> None:
+        """A choice was made, for a prompt of these blocks; None where nothing is known of it."""
         self.decisions += 1
         self.queued_ms += decision.candidates.queue_ms[decision.choice]
-        self.net_gain_ms += decision.gain.net_ms
+        self.net_saved_ms += decision.gain.time_ms
+        self.saved_prefill_ms += decision.gain.saved_prefill_ms
         self.plans[decision.plan] += 1
         reason = decision.reason.value
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self.selections[decision.worker] = self.selections.get(decision.worker, 0) + 1
+        if keys is not None:
+            self.beginnings.note(keys, decision.expected_tokens, now)
+
+    def false_hit(self, decision: Decision, cached_tokens: int) -> None:
+        """An answer reused what nothing was shared with."""
+        self.false_hits += 1
+        observe.log.error(
+            "reuse.false_hit",
+            request_id=decision.request_id,
+            worker=decision.worker,
+            tokens=cached_tokens,
+            remedy="drain it; `trunkline doctor` tests its isolation",
+        )
 
     def reported(self, decision: Decision, block_tokens: int, cached_tokens: int) -> None:
         """An answer told how much was reused, of a prompt whose tokens we know."""
@@ -56,6 +94,15 @@ class Accounts:
         self.predicted_tokens += predicted
         self.reused_tokens += cached_tokens
         self.hit_prompts += cached_tokens > 0
+        if decision.worker in self.selections:  # else it has left
+            hits = self.hits.setdefault(decision.worker, [0, 0])
+            hits[0] += decision.prompt_tokens
+            hits[1] += cached_tokens
         if cached_tokens + block_tokens <= predicted:
             self.over_claims += 1
             self.over_claimed_tokens += predicted - cached_tokens
+
+    def forget(self, worker: WorkerId) -> None:
+        """It left: its series go with it."""
+        self.selections.pop(worker, None)
+        self.hits.pop(worker, None)

@@ -9,7 +9,8 @@ what stands behind it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -22,10 +23,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from trunkline.core.ailment import Ailment
 from trunkline.core.digest import MAX_CHECKPOINTS_PER_HEARTBEAT
 from trunkline.core.records import BlockKey, WorkerId
-from trunkline.errors import GatewayError
+from trunkline.errors import ConfigError, GatewayError
 from trunkline.gateway import metrics
+from trunkline.gateway.admin_engines import Engines, WorkerWords, check_words, engine_routes
 from trunkline.gateway.admin_tenancy import Handler, tenancy_routes
 from trunkline.gateway.backend import (
     AdminBackend,
@@ -37,7 +40,9 @@ from trunkline.gateway.backend import (
     WorkerJob,
     WorkerOrder,
 )
+from trunkline.gateway.dashboard import Dashboard
 from trunkline.gateway.listener import (
+    AdminKey,
     Guard,
     call_of,
     caller_of,
@@ -51,6 +56,8 @@ from trunkline.gateway.listener import (
     unauthorized,
     whole_number,
 )
+from trunkline.gateway.overview import OverviewSource
+from trunkline.gateway.pages import Pages
 from trunkline.gateway.permissions import Act, extent_of
 from trunkline.gateway.preview import PreviewOrder
 from trunkline.worker_url import worker_url_problem
@@ -61,16 +68,18 @@ MAX_PREVIEW_BYTES = 8 << 20
 """Of a request that is not sent; the admin port takes no other body of that size."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+Reload = Callable[[Call], Awaitable[object]]
+"""What came of it, as JSON has it. Raises ConfigError."""
+
+Checkup = Callable[[], Awaitable[Sequence[Ailment]]]
+"""What is wrong, or may be, with workers, settings and registry; takes seconds."""
+
 _Label = Annotated[str, Meta(max_length=256)]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class _WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WorkerBody(WorkerWords, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str
-    model_id: _Label = ""
-    labels: Annotated[dict[_Label, _Label], Meta(max_length=64)] = {}
-    api_key: Annotated[str, Meta(max_length=4_096)] = ""
-    worker_type: Literal["regular"] = "regular"
 
 
 class _PreviewBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,22 +103,85 @@ class _HeartbeatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: Annotated[int, Meta(ge=1, le=65_536)]
 
 
+async def _nothing_ails() -> Sequence[Ailment]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What else the port can offer; what is None is not there."""
+
+    engines: Engines | None = None
+    overview: OverviewSource | None = None
+    """Without it there is no dashboard."""
+    reload: Reload | None = None
+    """Reads the settings again."""
+    checkup: Checkup = _nothing_ails
+
+
+_NOTHING = Beside()
+
+
 def admin_app(
     backend: AdminBackend,
     exposition: metrics.Exposition,
     *,
     settings: Mapping[str, Any],
-    key: str,
+    key: str | AdminKey,
     tenancy: TenancyBackend | None = None,
+    beside: Beside = _NOTHING,
 ) -> Starlette:
     """The application to give to `listener.serve_admin`. `settings` is shown as it is: redacted.
 
     Without `tenancy` the gateway serves a single tenant, and paths about tenants say so (409).
     """
-    admin = _Admin(backend, exposition, settings=settings, key=key, tenancy=tenancy)
-    fleet = (
+    engines, overview = beside.engines, beside.overview
+    key = key if isinstance(key, AdminKey) else AdminKey(key)
+    admin = _Admin(
+        backend,
+        exposition,
+        settings=settings,
+        key=key,
+        tenancy=tenancy,
+        reload=beside.reload,
+        checkup=beside.checkup,
+    )
+    engine_paths = engine_routes(backend, engines, admin.carry) if engines else ()
+    shown = [] if overview is None else Dashboard(overview, key, tenancy).routes()
+    pages = None if overview is None else Pages(wants_key=bool(key.text))
+    open_paths = () if pages is None else pages.paths()
+    permitted = [
+        Route(path, _permitted(act, handler, tenancy), methods=[method])
+        for method, path, act, handler in (
+            *_fleet_routes(admin),
+            *engine_paths,
+            *shown,
+            *tenancy_routes(tenancy),
+        )
+    ]
+    app = Starlette(
+        routes=[
+            Route("/health", admin.health),
+            Route("/heartbeat", admin.heartbeat, methods=["POST"]),
+            *(Route(path, partial(_page, pages), methods=["GET"]) for path in open_paths),
+            *permitted,
+        ],
+        middleware=[Middleware(Guard, key=key, door=tenancy, open_paths=open_paths)],
+        exception_handlers={
+            HTTPException: _on_http_problem,
+            GatewayError: _on_gateway_error,
+            Exception: _on_bug,
+        },
+    )
+    app.router.redirect_slashes = False  # a redirect would repeat the Host the client made up
+    return app
+
+
+def _fleet_routes(admin: _Admin) -> tuple[tuple[str, str, Act, Handler], ...]:
+    return (
         ("GET", "/metrics", Act.METRICS_READ, admin.metrics),
         ("GET", "/config", Act.CONFIG_READ, admin.config),
+        ("POST", "/reload", Act.CONFIG_RELOAD, admin.reload),
         ("POST", "/workers", Act.WORKERS_CHANGE, admin.add_worker),
         ("GET", "/workers", Act.WORKERS_READ, admin.list_workers),
         ("POST", "/workers/{worker:path}/drain", Act.WORKERS_CHANGE, admin.drain_worker),
@@ -121,29 +193,16 @@ def admin_app(
         ("POST", "/add_worker", Act.WORKERS_CHANGE, admin.add_worker_url),
         ("POST", "/remove_worker", Act.WORKERS_CHANGE, admin.remove_worker_url),
         ("GET", "/list_workers", Act.WORKERS_READ, admin.list_worker_urls),
+        ("GET", "/doctor", Act.WORKERS_READ, admin.doctor),
         ("GET", "/decisions", Act.DECISIONS_READ, admin.list_decisions),
         ("POST", "/decisions", Act.DECISIONS_READ, admin.preview),
         ("GET", "/decisions/{request_id:path}", Act.DECISIONS_READ, admin.show_decision),
     )
-    permitted = [
-        Route(path, _permitted(act, handler, tenancy), methods=[method])
-        for method, path, act, handler in (*fleet, *tenancy_routes(tenancy))
-    ]
-    app = Starlette(
-        routes=[
-            Route("/health", admin.health),
-            Route("/heartbeat", admin.heartbeat, methods=["POST"]),
-            *permitted,
-        ],
-        middleware=[Middleware(Guard, key=key, door=tenancy)],
-        exception_handlers={
-            HTTPException: _on_http_problem,
-            GatewayError: _on_gateway_error,
-            Exception: _on_bug,
-        },
-    )
-    app.router.redirect_slashes = False  # a redirect would repeat the Host the client made up
-    return app
+
+
+async def _page(pages: Pages | None, request: Request) -> Response:
+    found = None if pages is None else pages.answer(request.scope["path"])
+    return missing() if found is None else found
 
 
 def _permitted(
@@ -173,10 +232,14 @@ class _Admin:
         exposition: metrics.Exposition,
         *,
         settings: Mapping[str, Any],
-        key: str,
+        key: AdminKey,
         tenancy: TenancyBackend | None,
+        reload: Reload | None,
+        checkup: Checkup,
     ) -> None:
+        self._reload = reload
         self._tenancy = tenancy
+        self._checkup = checkup
         self._backend = backend
         self._exposition = exposition
         self._settings = settings
@@ -194,6 +257,15 @@ class _Admin:
     async def config(self, _request: Request) -> Response:
         return json_response(self._settings)
 
+    async def reload(self, request: Request) -> Response:
+        """Of a file that is wrong nothing is taken: its error says what to mend."""
+        if self._reload is None:
+            return problem_response(409, "there are no settings to read again", "config_refused")
+        try:
+            return json_response(await self._reload(call_of(request)))
+        except ConfigError as error:
+            return problem_response(409, str(error), "config_refused")
+
     async def list_workers(self, request: Request) -> Response:
         query_of(request)
         views = await self._backend.workers()
@@ -205,8 +277,12 @@ class _Admin:
 
     async def add_worker(self, request: Request) -> Response:
         body = decode(_WORKER_DECODER, await read_body(request))
+        check_words(body)
         order = WorkerOrder(
-            url=body.url, model_id=body.model_id, labels=body.labels, api_key=body.api_key
+            url=body.url,
+            model_id=body.model_id or "",
+            labels=body.labels or {},
+            api_key=body.api_key or "",
         )
         return await self._add(request, order)
 
@@ -255,6 +331,11 @@ class _Admin:
             return problem_response(outcome.status, outcome.message, outcome.code)
         return missing() if outcome is None else json_response(outcome)
 
+    async def doctor(self, request: Request) -> Response:
+        query_of(request)
+        found = [one.as_dict() for one in await self._checkup()]
+        return json_response({"findings": found, "total": len(found)})
+
     async def _change(
         self,
         request: Request,
@@ -262,9 +343,17 @@ class _Admin:
         carry_out: Callable[[], Awaitable[WorkerJob | Refused | None]],
     ) -> Response:
         """Where there are tenants, on record: a worker sees what all of them say."""
+        return _job(await self.carry(request, change, carry_out))
+
+    async def carry(
+        self,
+        request: Request,
+        change: FleetChange,
+        carry_out: Callable[[], Awaitable[WorkerJob | Refused | None]],
+    ) -> WorkerJob | Refused | None:
         if self._tenancy is None:
-            return _job(await carry_out())
-        return _job(await self._tenancy.change_fleet(call_of(request), change, carry_out))
+            return await carry_out()
+        return await self._tenancy.change_fleet(call_of(request), change, carry_out)
 
     async def list_worker_urls(self, request: Request) -> Response:
         query_of(request)
@@ -291,13 +380,17 @@ class _Admin:
             is_chat=body.path == "/v1/chat/completions",
             body=bytes(body.request),
         )
-        found = await self._backend.preview(order)
+        look = partial(self._backend.preview, order)
+        if self._tenancy is None:
+            found = await look()
+        else:
+            found = await self._tenancy.look(call_of(request), body.tenant, look)
         if isinstance(found, Refused):
             return problem_response(found.status, found.message, found.code)
         return json_response(found)
 
     async def heartbeat(self, request: Request) -> Response:
-        is_operator = is_bearer(request.headers, self._key)
+        is_operator = is_bearer(request.headers, self._key.text)
         raw = await read_body(request)
         try:
             body = decode(_HEARTBEAT_DECODER, raw)
@@ -307,7 +400,7 @@ class _Admin:
             return unauthorized()
         worker_key = await self._backend.heartbeat_key(WorkerId(body.worker))
         # With the operator's key, or the worker's own; with none at all where none was agreed.
-        is_trusted = is_operator if self._key else not worker_key
+        is_trusted = is_operator if self._key.text else not worker_key
         if not is_trusted and not (worker_key and is_bearer(request.headers, worker_key)):
             return unauthorized()
         if worker_key is None:

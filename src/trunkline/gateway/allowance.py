@@ -120,6 +120,10 @@ class Allowance:
             tokens -= charged
         request.limit_headers = _headers(quota, requests, tokens)
 
+    def take_default(self, tokens_per_s: float | None) -> None:
+        """Another one, for tenants whose quota says nothing of tokens."""
+        self._default_tokens_per_s = tokens_per_s
+
     def _rates(self, tenant: str) -> RateQuota:
         quota = self._quota_of(tenant)
         requests_per_s, tokens_per_s = quota.requests_per_s, quota.tokens_per_s

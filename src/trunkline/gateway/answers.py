@@ -27,12 +27,11 @@ _KINDS: dict[int, str] = {
     408: "timeout", 429: "rate_limit_error", 503: "unavailable",
 }  # fmt: skip
 
+ANTHROPIC_ID = "request-id"
+"""Where clients of that API look for what others find in `x-request-id`."""
 RETRY_AFTER_S = 1
 ECHO_BYTES = 64
 """Most bytes of a client's words in any answer."""
-
-NOT_FOUND = Refusal(status=404, code="not_found", message="there is nothing here")
-"""One shape for unknown paths, admin paths and foreign things alike."""
 
 SCOPE_WIDENING = Refusal(
     status=403,
@@ -54,46 +53,69 @@ class Answer:
     """The refusal's code; empty for good answers."""
 
 
-def refused(refusal: Refusal, request_id: str) -> Answer:
-    """The answer to a client's message that is not served."""
+_ANTHROPIC_KINDS: dict[int, str] = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 502: "api_error",
+    503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+
+
+def refused(refusal: Refusal, request_id: str, *, is_anthropic: bool = False) -> Answer:
+    """The answer to a client's message that is not served. `is_anthropic`: in that API's shape,
+    with the id where its clients look for it.
+    """
     kind = _KINDS.get(refusal.status, "invalid_request_error")
     headers: tuple[tuple[str, str], ...] = ()
     if refusal.status in {429, 503}:
         headers = (("retry-after", str(RETRY_AFTER_S)),)
     elif refusal.status == 401:
         headers = (("www-authenticate", "Bearer"),)
+    if is_anthropic:
+        kind = _ANTHROPIC_KINDS.get(refusal.status, "invalid_request_error")
+        headers = (*headers, (ANTHROPIC_ID, request_id))
+    told = _error(kind, refusal.code, refusal.message, refusal.param)
     return Answer(
         status=refusal.status,
-        body=_error_body(kind, refusal.code, refusal.message, refusal.param, request_id),
+        body=_error_body(told, request_id, is_anthropic=is_anthropic),
         headers=headers,
         code=refusal.code,
     )
 
 
-def failed(error: GatewayError, request_id: str) -> Answer:
+def failed(error: GatewayError, request_id: str, *, is_anthropic: bool = False) -> Answer:
     """The answer where the gateway or the fleet is at fault."""
     if isinstance(error, ClientError):
-        return refused(error.refusal, request_id)
+        return refused(error.refusal, request_id, is_anthropic=is_anthropic)
     headers = error.headers
     if error.status in {429, 503}:
         headers = (("retry-after", str(error.retry_after_s)), *headers)
+    kind = error.kind
+    if is_anthropic:
+        kind = _ANTHROPIC_KINDS.get(error.status, "api_error")
+        headers = (*headers, (ANTHROPIC_ID, request_id))
+    told = _error(kind, error.code, str(error), None)
     return Answer(
         status=error.status,
-        body=_error_body(error.kind, error.code, str(error), None, request_id),
+        body=_error_body(told, request_id, is_anthropic=is_anthropic),
         headers=headers,
         code=error.code,
     )
+
+
+def fields_of(answer: Answer, request_id: str) -> tuple[tuple[str, str], ...]:
+    """The headers of a local answer, but for its framing."""
+    code = (("x-router-error-code", answer.code),) if answer.code else ()
+    named = (("content-type", answer.content_type), ("x-request-id", request_id))
+    return (*named, *code, *answer.headers)
 
 
 def encode(answer: Answer, request_id: str, *, keeps_alive: bool, has_body: bool) -> bytes:
     """The bytes of a local answer. `has_body` is False for HEAD."""
     lines = [
         f"HTTP/1.1 {answer.status} {REASONS[answer.status]}",
-        f"content-type: {answer.content_type}",
         f"content-length: {len(answer.body)}",
-        f"x-request-id: {request_id}",
+        *(f"{name}: {value}" for name, value in fields_of(answer, request_id)),
     ]
-    lines += [f"{name}: {value}" for name, value in answer.headers]
     if not keeps_alive:
         lines.append("connection: close")
     head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -103,20 +125,33 @@ def encode(answer: Answer, request_id: str, *, keeps_alive: bool, has_body: bool
 _BROKEN = {502: "upstream_lost", 504: "timeout"}
 
 
-def error_event(error: GatewayError, request_id: str, tokens_delivered: int) -> bytes:
+def error_event(
+    error: GatewayError, request_id: str, tokens_delivered: int, *, is_anthropic: bool = False
+) -> bytes:
     """The last event of a stream that broke after it had begun. No `[DONE]` follows it."""
-    body = {
-        "error": {
-            "type": _BROKEN.get(error.status, error.kind),
-            "code": error.code,
-            "message": str(error),
-            "param": None,
-            "request_id": request_id,
-            "tokens_delivered": tokens_delivered,
-            "retryable": error.status >= 500,
-        }
+    told: dict[str, object] = {
+        "type": _BROKEN.get(error.status, error.kind),
+        "code": error.code,
+        "message": str(error),
+        "param": None,
+        "request_id": request_id,
+        "tokens_delivered": tokens_delivered,
+        "retryable": error.status >= 500,
     }
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    if not is_anthropic:
+        return b"data: " + msgspec.json.encode({"error": told}) + b"\n\n"
+    told["type"] = _ANTHROPIC_KINDS.get(error.status, "api_error")
+    body = {"type": "error", "error": told, "request_id": request_id}
+    return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def numbered_error_event(error: GatewayError, request_id: str, number: int) -> bytes:
+    """As `error_event`, in a stream of `/v1/responses`, whose events bear numbers."""
+    kind = _BROKEN.get(error.status, error.kind)
+    told = _error(kind, error.code, str(error), None)
+    body = {**told, "type": "error", "sequence_number": number}
+    body["error"] = {**told, "request_id": request_id}
+    return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def quoted(text: object) -> str:
@@ -130,8 +165,12 @@ def unknown_model(name: str) -> Refusal:
     return Refusal(status=404, code="model_not_found", message=text, param="model")
 
 
-def _error_body(kind: str, code: str, message: str, param: str | None, request_id: str) -> bytes:
-    error = {
-        "message": message, "type": kind, "param": param, "code": code, "request_id": request_id,
-    }  # fmt: skip
+def _error(kind: str, code: str, message: str, param: str | None) -> dict[str, object]:
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def _error_body(error: dict[str, object], request_id: str, *, is_anthropic: bool) -> bytes:
+    error["request_id"] = request_id
+    if is_anthropic:
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
     return msgspec.json.encode({"error": error})

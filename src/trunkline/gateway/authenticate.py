@@ -1,9 +1,9 @@
 """Who is asking: the bytes of an Authorization header -> a principal, or one refusal for all.
 
 Owns the cache of good API keys, the limit on wrong tokens by address, and the counts of reasons,
-which are for operators alone: whatever is wrong, the client sees the same 401. Must never: keep a
-credential (digests only), or take anything but the header for a proof. Read `core/credentials.py`
-for how a key is checked, `client.py` next.
+which are for operators alone: whatever is wrong with a credential, the client sees the same
+401. Must never: keep a credential (digests only), or take anything but the header for a proof. Read
+`core/credentials.py` for how a key is checked, `client.py` next.
 
 Three ways to let people in, one protocol: `OpenDoor` (everybody is one tenant), `StaticKey` (one
 key, one tenant), `Credentials` (API keys of the registry, and tokens).
@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
@@ -39,7 +39,11 @@ from trunkline.gateway.contracts import ClientError, Refusal
 from trunkline.ports.clock import Clock
 
 REFUSAL = Refusal(status=401, code="invalid_api_key", message="no valid API key")
-"""The one answer to a missing, unknown, wrong, expired, revoked or unreadable credential."""
+"""The one answer to an unknown, wrong, expired, revoked or unreadable credential."""
+NONE_SENT = replace(
+    REFUSAL, message="no valid API key: none was sent; send it as Authorization: Bearer KEY"
+)
+"""The same where there is no credential: who sends none learns nothing by that."""
 
 MAX_AUTHORIZATION_BYTES = (8 << 10) + 64
 """A token of 8 KiB, and its scheme."""
@@ -54,7 +58,7 @@ class Authenticator(Protocol):
     def principal(self, authorization: bytes, address: str) -> Principal:
         """Whose credential this is. `address` is where the connection comes from, for the limit.
 
-        Raises ClientError with `REFUSAL`.
+        Raises ClientError with `REFUSAL`, or `NONE_SENT`.
         """
         ...
 
@@ -110,11 +114,15 @@ class StaticKey:
     """
 
     def __init__(self, key: str, principal: Principal) -> None:
+        self.refusals: dict[CredentialProblem, int] = {}
+        self._principal = principal
+        self.take(key)
+
+    def take(self, key: str) -> None:
+        """This key from here on."""
         if not key:
             raise ValueError("an empty API key would let everybody in; use OpenDoor and say so")
-        self.refusals: dict[CredentialProblem, int] = {}
         self._wanted = hashlib.blake2b(key.encode(), digest_size=32).digest()
-        self._principal = principal
 
     def principal(self, authorization: bytes, address: str) -> Principal:
         # Digests are compared, so that the time tells nothing of the key's length either.
@@ -261,6 +269,17 @@ def network_of(address: str) -> str:
     return f"{found.packed[:8].hex()}/64"
 
 
+def credential(headers: dict[bytes, bytes]) -> bytes:
+    """What a client shows, as the `Authorization` header has it; Anthropic's clients have a header
+    of their own for keys, which counts where the other one is not there. Empty for nothing.
+    """
+    given = headers.get(b"authorization")
+    if given is None:
+        key = headers.get(b"x-api-key")
+        return b"" if key is None else b"Bearer " + key
+    return given
+
+
 def bearer(authorization: bytes) -> bytes:
     """The credential behind the scheme, whose case means nothing; empty for another scheme."""
     scheme, _, given = authorization.partition(b" ")
@@ -278,4 +297,4 @@ def _problem_of(authorization: bytes, given: bytes) -> CredentialProblem | None:
 
 def _refused(refusals: dict[CredentialProblem, int], problem: CredentialProblem) -> ClientError:
     refusals[problem] = refusals.get(problem, 0) + 1
-    return ClientError(REFUSAL)
+    return ClientError(NONE_SENT if problem is CredentialProblem.MISSING else REFUSAL)

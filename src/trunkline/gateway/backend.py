@@ -145,7 +145,7 @@ class AdminBackend(Protocol):
         ...
 
     async def decision(self, request_id: str) -> Mapping[str, Any] | None:
-        """With what came true of it, and with its earlier attempts."""
+        """The latest of that id, with what came true, and earlier attempts; `same_id`: others."""
         ...
 
     async def preview(self, order: PreviewOrder) -> Mapping[str, Any] | Refused:
@@ -429,7 +429,7 @@ class PublicView:
 class FleetChange:
     """What is about to happen to which worker, as its caller names it."""
 
-    verb: Literal["add", "drain", "undrain", "remove", "reset"]
+    verb: Literal["add", "change", "drain", "undrain", "remove", "reset"]
     worker: str
 
 
@@ -457,6 +457,12 @@ class TenancyBackend(Protocol):
         """Carry it out, with its intent in the audit log before and its outcome behind. Raises
         AuditDown, and has done nothing then.
         """
+        ...
+
+    async def look(
+        self, call: Call, tenant: str, carry_out: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
+        """Into what a tenant has cached, on record in the same way. Raises AuditDown."""
         ...
 
     async def orgs(self, call: Call, page: PageOrder) -> Page[OrgView] | None: ...

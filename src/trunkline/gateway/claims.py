@@ -6,6 +6,7 @@ Owns which of these claims are taken. Must never look at the body. Read `client.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from trunkline.core.identity import ScopeKind
 from trunkline.gateway.answers import SCOPE_WIDENING
@@ -20,12 +21,17 @@ _SCOPES = {
 }  # fmt: skip
 
 
-def claimed_names(head: RequestHead) -> tuple[str, str]:
+def claimed_names(
+    head: RequestHead, names: Sequence[bytes] = (b"x-request-id",)
+) -> tuple[str, str]:
     """The request id that the client wishes, if it is a good one; and what it wished, escaped and
-    cut short, if it is none.
+    cut short, if it is none. It is in the first of the headers with these names that is there.
     """
-    wish = head.headers.get(b"x-request-id")
-    if wish is None:
+    for name in names:
+        wish = head.headers.get(name)
+        if wish is not None:
+            break
+    else:
         return "", ""
     if _REQUEST_ID.fullmatch(wish) is not None:
         return wish.decode("ascii"), ""
@@ -49,7 +55,8 @@ def check_media(head: RequestHead, *, is_read: bool) -> None:
     if coding is not None and coding.lower() != b"identity":
         text = "the body must not be compressed"
         raise ClientError(Refusal(status=415, code="content_encoding", message=text))
-    if is_read and _JSON.fullmatch(head.headers.get(b"content-type", b"")) is None:
+    kind = head.headers.get(b"content-type", b"")
+    if is_read and kind != b"application/json" and _JSON.fullmatch(kind) is None:
         text = "the content type must be application/json, in UTF-8"
         raise ClientError(Refusal(status=415, code="content_type", message=text))
 

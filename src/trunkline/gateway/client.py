@@ -3,9 +3,8 @@
 Owns the client's socket, its limits and its time-outs. One request at a time: what a client sends
 ahead waits, up to a bound, and is read after the answer. A client that does not fetch its answers
 is not read from either, and one that sends many messages at once has a few read in each turn of the
-loop. A message that breaks the grammar ends the
-connection, since nobody can say where the next one would begin. Read `intake.py` and `exchange.py`
-next.
+loop. A message that breaks the grammar ends the connection, since nobody can say where the next one
+would begin. Read `intake.py` and `exchange.py` next.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from trunkline.errors import Busy, GatewayError
-from trunkline.gateway.answers import NOT_FOUND, Answer, encode, failed, refused
+from trunkline.gateway.answers import Answer, encode, failed
 from trunkline.gateway.body import Body
-from trunkline.gateway.claims import check_media, claimed_names, expects_answer
-from trunkline.gateway.contracts import EVERYBODY, ClientError, InferenceRequest, Refusal, Route
+from trunkline.gateway.claims import expects_answer
+from trunkline.gateway.contracts import ClientError, InferenceRequest, Refusal, Route
 from trunkline.gateway.counters import AccessRecord
+from trunkline.gateway.entry import Entry
 from trunkline.gateway.exchange import Exchange
 from trunkline.gateway.head import RequestHead, parse_request
 from trunkline.gateway.inbox import Inbox
-from trunkline.gateway.line import Ending, Result
-from trunkline.gateway.routes import Local, allowed_methods, route_of
+from trunkline.gateway.line import CLOSE, RESET, Result, local_result
+from trunkline.gateway.routes import Local, with_methods
 
 if TYPE_CHECKING:
     from trunkline.gateway.front import Front
@@ -58,10 +58,10 @@ class ClientConnection(asyncio.Protocol):
     """See the module. The front owns it; an exchange calls `refuse` and `exchange_over`."""
 
     __slots__ = (
-        "_body", "_client_id", "_deadline_s", "_drained_bytes", "_exchange", "_front",
-        "_has_waited", "_head", "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed",
-        "_principal", "_received_bytes", "_request_id", "_route", "_source", "_stalled_since_s",
-        "_started_ms", "_state", "_transport", "_unfetched", "_written_bytes", "is_paused",
+        "_body", "_deadline_s", "_drained_bytes", "_entry", "_exchange", "_front", "_has_waited",
+        "_head", "_inbox", "_is_held", "_is_idle", "_is_turn_due", "_overflowed",
+        "_received_bytes", "_source", "_stalled_since_s", "_started_ms", "_state", "_transport",
+        "_unfetched", "_written_bytes", "is_paused",
     )  # fmt: skip
 
     def __init__(self, front: Front) -> None:
@@ -70,12 +70,9 @@ class ClientConnection(asyncio.Protocol):
         self._state = HEAD
         self._inbox = Inbox()
         self._head: RequestHead | None = None
-        self._route: Route | Local | None = None
-        self._request_id = ""
-        self._client_id = ""
+        self._entry = Entry()
         self._source = ""
         self._has_waited = False
-        self._principal = EVERYBODY
         self._body: Body | None = None
         self._received_bytes = 0
         self._unfetched: list[InferenceRequest] = []
@@ -114,20 +111,25 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(data)
 
     def refuse(self, error: GatewayError) -> int:
-        answer = failed(error, self._request_id)
-        self._front.counters.count_refusal(answer.code)
+        answer = self._failure(error)
         self._write(answer)
         return answer.status
 
+    def _failure(self, error: GatewayError) -> Answer:
+        entry = self._entry
+        answer = failed(error, entry.request_id, is_anthropic=entry.is_anthropic)
+        self._front.counters.count_refusal(answer.code)
+        return answer
+
     def exchange_over(self, result: Result) -> None:
         self._exchange = None
-        self._front.end(self._principal)
+        self._front.end(self._entry.principal)
         self._log(result)
         if self._state is CLOSED:
             return
-        if result.ending is Ending.RESET:
+        if result.ending is RESET:
             self.transport.abort()
-        elif result.ending is Ending.CLOSE or self.closes:
+        elif result.ending is CLOSE or self.closes:
             self._close(is_drained=not self._inbox.left and not self._overflowed)
         else:
             self._wait_for_next()
@@ -180,9 +182,7 @@ class ClientConnection(asyncio.Protocol):
     # -- reading messages ------------------------------------------------------------------------
 
     def _keep_ahead(self, data: bytes) -> None:
-        """A client that sends before it was answered. Beyond the bound the connection ends after
-        it.
-        """
+        """A client sends before it was answered. Beyond the bound, that answer is the last."""
         if self._overflowed or self._inbox.left + len(data) > self._front.limits.max_head_bytes:
             self._overflowed = True
             self._inbox.clear()
@@ -244,45 +244,21 @@ class ClientConnection(asyncio.Protocol):
         raw = self._inbox.take(size)
         self._is_idle = False
         self._head = None
-        self._request_id = self._front.new_request_id()
-        self._client_id = ""
-        if self._front.wants_records:
-            self._started_ms = self._front.now_ms()
+        self._entry.begin(self._front.new_request_id())
+        self._started_ms = self._front.now_ms()
         try:
             self._take_head(parse_request(raw, limits.max_headers, limits.max_header_bytes))
-        except ClientError as error:
-            self._refuse_message(error.refusal)
+        except Exception as error:  # noqa: BLE001 - ends one connection, logged and counted
+            self._end_message(self._told(error))
             return False
         return True
 
     def _take_head(self, head: RequestHead) -> None:
         """Everything that can be decided before the body. Raises ClientError."""
         self._head = head
-        name, self._client_id = claimed_names(head)
-        self._request_id = name or self._request_id
         self._received_bytes = 0
-        self._route = route = route_of(head.target)
-        if route is None:
-            raise ClientError(NOT_FOUND)
-        is_local = isinstance(route, Local)
-        if head.method not in allowed_methods(route):
-            text = f"allowed here: {', '.join(allowed_methods(route))}"
-            raise ClientError(Refusal(status=405, code="method_not_allowed", message=text))
-        if not is_local or route is Local.MODELS:
-            self._principal = self._front.principal(head.headers, self._source)
-            if route is Route.OTHER and not self._front.serves(self._principal, head.target):
-                raise ClientError(NOT_FOUND)
-            if name and self._principal.auth_method != "off":
-                # Two tenants may choose one name; what workers and operators see is never the same.
-                self._request_id = f"{name}-{self._front.new_request_id()[:16]}"
-        if head.headers.get(b"upgrade", b"h2c").lower() != b"h2c":  # h2c is an offer, not a demand
-            raise ClientError(Refusal(code="no_upgrade", message="upgrades are not offered"))
         has_body = head.is_chunked or head.content_length > 0
-        if has_body and head.method != "POST":
-            text = f"{head.method} takes no body here"
-            raise ClientError(Refusal(code="unexpected_body", message=text))
-        if head.method == "POST":
-            check_media(head, is_read=route is not Route.OTHER)
+        self._entry.settle(self._front, head, self._source, has_body=has_body)
         self._body = Body(head, self._front.limits.max_payload_size)
         self._has_waited = False
         self._begin_body(head, has_body=has_body)
@@ -300,8 +276,8 @@ class ClientConnection(asyncio.Protocol):
         assert self._body is not None, "a body before its head"
         try:
             body = self._body.take(self._inbox)
-        except ClientError as error:
-            self._refuse_message(error.refusal)
+        except Exception as error:  # noqa: BLE001 - ends one connection, logged and counted
+            self._end_message(self._told(error))
             return False
         if body is None:
             self._has_waited = True
@@ -315,26 +291,38 @@ class ClientConnection(asyncio.Protocol):
     # -- serving ---------------------------------------------------------------------------------
 
     def _serve(self, body: bytes) -> None:
-        head, route = self._head, self._route
+        head, route = self._head, self._entry.route
         assert head is not None, "a body without a head"
         assert route is not None, "a body without a route"
-        if isinstance(route, Local):
-            self._answer(self._front.local_answer(route, self._principal))
-            return
         try:
-            if self._front.is_full(self._principal):
-                raise Busy("too many requests are in flight")
-            if self._has_waited:  # for the body: a key may have ended meanwhile
-                self._principal = self._front.principal(head.headers, self._source)
-            request = self._front.intake.request(head, route, body, self._request_id)
-            self._front.admit_request(self._principal, head.headers, request)
-        except GatewayError as error:
-            answer = failed(error, self._request_id)
-            self._front.counters.count_refusal(answer.code)
-            self._answer(answer)
-            return
+            made = self._made(head, route, body)
+        except Exception as error:  # noqa: BLE001 - ends one request, logged and counted
+            made = self._failure(self._told(error))
+        if isinstance(made, Answer):
+            self._answer(made)
+        else:
+            self._begin(head, made)
+
+    def _made(
+        self, head: RequestHead, route: Route | Local, body: bytes
+    ) -> Answer | InferenceRequest:
+        """What a whole message is: answered, or to be carried out. Raises GatewayError."""
+        entry = self._entry
+        if isinstance(route, Local):
+            return self._front.local_answer(route, entry.principal, head)
+        if self._front.is_full(entry.principal):
+            raise Busy("too many requests are in flight")
+        if self._has_waited:  # for the body: a key may have ended meanwhile
+            entry.principal = self._front.principal(head.headers, self._source)
+        request = self._front.intake.request(head, route, body, entry.request_id)
+        self._front.admit_request(entry.principal, head.headers, request, self._source)
+        if entry.trace is not None:
+            entry.trace.admitted(request)
+        return request
+
+    def _begin(self, head: RequestHead, request: InferenceRequest) -> None:
         self._state = BUSY
-        self._front.begin(self._principal)
+        self._front.begin(self._entry.principal)
         if not self.transport.get_write_buffer_size():
             self._unfetched.clear()
         self._unfetched.append(request)
@@ -344,30 +332,35 @@ class ClientConnection(asyncio.Protocol):
     def _answer(self, answer: Answer) -> None:
         """A whole local answer to a whole message."""
         self._write(answer)
-        if answer.code or self._route is Local.MODELS:
-            self._log(_local_result(answer))
+        route = self._entry.route
+        if answer.code or (isinstance(route, Local) and route.is_for_callers):
+            self._log(local_result(answer))
         if self.closes:
             self._close(is_drained=not self._inbox.left)
         else:
             self._wait_for_next()
 
-    def _write(self, answer: Answer) -> None:
-        head = self._head
+    def _write(self, answer: Answer, *, is_last: bool = False) -> None:
+        head, is_kept = self._head, not is_last and not self.closes
+        answer = self._front.browsers.marked(answer, {} if head is None else head.headers)
         has_body = head is None or head.method != "HEAD"
-        self.write(encode(answer, self._request_id, keeps_alive=not self.closes, has_body=has_body))
+        self.write(encode(answer, self._entry.request_id, keeps_alive=is_kept, has_body=has_body))
+
+    def _told(self, error: Exception) -> GatewayError:
+        """What the client is told of this error: nothing of one that nobody foresaw."""
+        known = isinstance(error, GatewayError)
+        return error if known else self._front.bug(error, self._entry.request_id)
 
     def _refuse_message(self, refusal: Refusal) -> None:
+        self._end_message(ClientError(refusal))
+
+    def _end_message(self, error: GatewayError) -> None:
         """A message that cannot be served nor skipped: answer and end the connection."""
-        if not self._request_id:
-            self._request_id = self._front.new_request_id()
-        answer = refused(refusal, self._request_id)
-        if refusal.status == 405 and self._route is not None:
-            allow = (("allow", ", ".join(allowed_methods(self._route))),)
-            answer = Answer(status=405, body=answer.body, headers=allow, code=answer.code)
-        self._front.counters.count_refusal(refusal.code)
-        has_body = self._head is None or self._head.method != "HEAD"
-        self.write(encode(answer, self._request_id, keeps_alive=False, has_body=has_body))
-        self._log(_local_result(answer))
+        if not self._entry.request_id:
+            self._entry.request_id = self._front.new_request_id()
+        answer = with_methods(self._failure(error), self._entry.route)
+        self._write(answer, is_last=True)
+        self._log(local_result(answer))
         self._close(is_drained=False)
 
     def _wait_for_next(self) -> None:
@@ -377,9 +370,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline_s = self._front.now_s() + self._front.limits.idle_timeout_ms / 1_000.0
 
     def _close(self, *, is_drained: bool) -> None:
-        """Close behind what was written. Unread input would make the kernel drop that; so read
-        it.
-        """
+        """Close behind what was written. Unread input would make the kernel drop that: read it."""
         self._inbox.clear()
         self._body = None
         self._state = LINGER
@@ -461,16 +452,17 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def _log(self, result: Result) -> None:
-        route = self._route.value if self._route is not None else "none"
-        self._front.counters.count_request(route, result.status)
-        if not self._front.wants_records:
+        entry, head = self._entry, self._head
+        trace = entry.trace
+        self._front.counters.count_request(entry.route_name, result.status)
+        if not self._front.wants_record(trace):
             return
-        head = self._head
         path = head.target.partition(b"?")[0][:128] if head is not None else b""
         self._front.finished(
             AccessRecord(
-                request_id=self._request_id,
-                client_request_id=self._client_id,
+                request_id=entry.request_id,
+                client_request_id=entry.client_id,
+                trace_id="" if trace is None else trace.trace_id,
                 method=head.method if head is not None else "",
                 path=path.decode("ascii"),
                 status=result.status,
@@ -482,11 +474,5 @@ class ClientConnection(asyncio.Protocol):
                 ttft_ms=result.ttft_ms,
                 duration_ms=self._front.now_ms() - self._started_ms,
             ),
+            trace,
         )
-
-
-def _local_result(answer: Answer) -> Result:
-    return Result(
-        status=answer.status, code=answer.code, worker="", attempts=0,
-        answer_bytes=len(answer.body), ttft_ms=None, ending=Ending.KEEP,
-    )  # fmt: skip

@@ -9,6 +9,7 @@ understand. Read `resumption.py` for where it comes from, `relay.py` for the usu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -45,9 +46,17 @@ class Continuation:
     ends_by_closing = False
 
     def __init__(
-        self, client: Writer, seam: Resumption, before: Passed, *, most_kept_bytes: int
+        self,
+        client: Writer,
+        seam: Resumption,
+        before: Passed,
+        *,
+        most_kept_bytes: int,
+        on_begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`before` ended between two events; what it forwarded is kept on, up to the bound."""
+        """`before` ended between two events; what it forwarded is kept on, up to the bound.
+        `on_begun`: the first of it is about to go out.
+        """
         self._client = client
         self._seam = seam
         self._reader = ChunkReader(takes_trailers=True, collects=True)
@@ -55,6 +64,8 @@ class Continuation:
         self._said_tokens = seam.said_tokens
         self._id = ""
         self._is_announced = False
+        self._on_begun: Callable[[], None] | None = on_begun
+        """None when it was called."""
         self._has_finished = False
         self._is_cut = False
         """A stop text lay across the seam: the worker does not know that it was met."""
@@ -126,6 +137,11 @@ class Continuation:
     def cached_tokens(self) -> int | None:
         """What the worker's usage said of reuse, if anything."""
         return self._cached_tokens
+
+    def usage(self) -> dict[str, int]:
+        """As a relay's, of the whole answer: the prompt once, and all that was generated."""
+        counts = {"prompt": self._seam.prompt_tokens, "completion": self._said_tokens}
+        return counts if self._cached_tokens is None else {**counts, "cached": self._cached_tokens}
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -245,6 +261,9 @@ class Continuation:
         out = framed + _LAST_CHUNK if is_end else framed
         if not out:
             return
+        if (on_begun := self._on_begun) is not None:
+            self._on_begun = None
+            on_begun()
         self.bytes_out += len(out)
         self._keep(framed)
         self._client.write(out)

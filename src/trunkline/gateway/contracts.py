@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from trunkline.core.epochs import Admission, EpochTable, domain_of
 from trunkline.core.identity import Epochs, Scope, ScopeKind
@@ -22,6 +22,9 @@ from trunkline.ports.tokenizer import Tokenizer
 from trunkline.ports.worker import AttemptEnd as AttemptEnd
 from trunkline.ports.worker import Endpoint as Endpoint
 from trunkline.ports.worker import Stay
+
+if TYPE_CHECKING:
+    from trunkline.gateway.tracing import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +51,42 @@ class Route(Enum):
 
     CHAT = "chat"
     COMPLETION = "completion"
+    MESSAGES = "messages"
+    """Anthropic's `/v1/messages`."""
+    RESPONSES = "responses"
+    COUNT_TOKENS = "count_tokens"
+    """`/v1/messages/count_tokens`: nothing is computed or kept."""
+    EMBEDDINGS = "embeddings"
+    SCORES = "scores"
+    """`/v1/rerank`, `/v1/score` and their older names."""
+    TOKENIZE = "tokenize"
+    """`/tokenize` and `/detokenize`: nothing is computed or kept."""
+    AUDIO = "audio"
+    """`/v1/audio/transcriptions` and `translations`: forms, passed on byte for byte."""
     OTHER = "other"
     """Any other `/v1/*`: routed by load alone. Buffered up to `max_payload_size`; a JSON object
     loses the forbidden fields and gets our salt, all else goes through byte for byte."""
+
+    # Worked out once for each member: all of it is asked of every request.
+    def __init__(self, name: str) -> None:
+        self.label = name
+        """In metrics."""
+        self.is_anthropic = name in {"messages", "count_tokens"}
+        """Its answers, errors included, are in Anthropic's shapes."""
+        self.can_resume = name in {"chat", "completion"}
+        """A stream that broke can go on from another worker: its events are understood."""
+        self.tells_reuse = self.can_resume or name in {"messages", "responses"}
+        """The usage in its answers says how much of the prompt was reused."""
+        self.computes = name not in {"count_tokens", "tokenize"}
+        """A worker computes its prompt, and so reads and fills a cache."""
+        self.takes_json = name not in {"other", "audio"}
+        """It takes JSON and nothing else."""
+        self.is_weighed = name in {"embeddings", "scores", "tokenize", "audio"}
+        """Its body is weighed, and not read: a guess of what it costs is all that is known."""
+        self.is_read = name != "other" and not self.is_weighed
+        """What its body says is known: its prompt, its model, how long its answer may be."""
+
+    __hash__ = object.__hash__  # Enum's own is a function in Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +97,14 @@ class ChatPrompt:
     tools: list[dict[str, Any]] | None = field(default=None, repr=False)
     template_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """`add_generation_prompt`, `continue_final_message`, ...: what the engine lets a client set."""
+    is_anthropic: bool = False
+    """Made of another dialect, and still to be fitted to the template."""
+    thinks_not: bool = False
+    """In that dialect, thinking was switched off."""
+    unknown: str = ""
+    """What an engine makes of it that is not known here; empty where all of it is."""
+    has_media: bool = False
+    """It has parts that are no text."""
 
 
 Prompt: TypeAlias = "ChatPrompt | str | array[int]"
@@ -143,8 +187,37 @@ class InferenceRequest:
     """When the client gives up on its first byte; None where it did not say."""
     max_retries: int | None = None
     """Further attempts that the client wishes at most."""
+    approximate: str = ""
+    """Why its tokens, once it is read, are not quite those that a worker computes, as a label of
+    ours; empty where they are.
+    """
+    keep_ms: float = 0.0
+    """How long its client asks that what it computes be kept; 0 for no longer than usual."""
+    previous_response: str = ""
+    """The response that it goes on from; empty for none."""
+    outlives_answer: bool = False
+    """Its worker would go on with it when its answer is over, or its client is gone."""
+    is_vouched_for: bool = False
+    """The operator says that engines keep to the salt on its path."""
+    browser_headers: tuple[tuple[str, str], ...] = ()
+    """What its answer says to a browser; nothing to all others."""
     limit_headers: tuple[tuple[str, str], ...] = ()
     """What its answer tells of its tenant's rate limits; empty where there are none."""
+    trace: Trace | None = None
+    """Its place in a trace, shared by all attempts; None where it has none."""
+    identity: object = field(default_factory=object, repr=False, compare=False)
+    """The same in all its attempts, and of no other request: ids are chosen by clients."""
+
+    @property
+    def trace_id(self) -> str:
+        """For the log; empty where it is in no trace."""
+        return "" if self.trace is None else self.trace.trace_id
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing that was computed before can be reused for it, not even by its own choices."""
+        is_one = isinstance(self.prompt, array) and not self.further_tokens
+        return is_one and self.grant.scope is None
 
 
 def _nothing_ahead() -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trunkline.gateway.contracts import Route
+from trunkline.gateway.families import TOKEN_SECONDS
 from trunkline.gateway.metrics import Histogram
 
 
@@ -48,7 +50,11 @@ class Counters:
     answer_bytes: int = 0
     ttft: Histogram = field(default_factory=Histogram)
     """From the end of the request to the first token of a good answer."""
-    duration: Histogram = field(default_factory=Histogram)
+    tpot: Histogram = field(default_factory=lambda: Histogram(TOKEN_SECONDS))
+    """From the first event of a whole stream to its end, over the further ones."""
+    durations: dict[Route, Histogram] = field(
+        default_factory=lambda: {route: Histogram() for route in Route}
+    )
     """From the end of the request to the end of the answer."""
 
     def count_request(self, route: str, status: int) -> None:
@@ -69,6 +75,8 @@ class AccessRecord:
     request_id: str
     client_request_id: str
     """What the client called it where that was no good name: escaped, at most 64 bytes."""
+    trace_id: str
+    """Empty where it is in no trace."""
     method: str
     path: str
     status: int

@@ -32,7 +32,7 @@ from typing import Protocol
 
 from trunkline.core.fairness import FairQueue, Full, Waiting
 from trunkline.core.fleet import Fleet, WorkerState
-from trunkline.core.overload import INTERVAL_MS, TARGET_MS, Overload, Pace, Priority
+from trunkline.core.overload import INTERVAL_MS, TARGET_MS, Outflow, Overload, Priority
 from trunkline.core.rates import retry_after_s
 from trunkline.core.records import Instant, WorkerId
 from trunkline.errors import Busy
@@ -149,11 +149,13 @@ class FairPicker:
         limits: LineLimits | None = None,
         allowance: Allowance | None = None,
         renew: Callable[[InferenceRequest], None] | None = None,
+        on_read: Callable[[InferenceRequest], None] | None = None,
         call_later: CallLater | None = None,
     ) -> None:
         """`fleet` is the one that `picker` chooses from. Without an `allowance` all tenants weigh
         the same and no tokens are charged. `renew` brings the grant of a request that waited up to
-        date, or raises ClientError. `call_later` is the running loop's where none is given.
+        date, or raises ClientError. `on_read` hears of each request once, its prompt read.
+        `call_later` is the running loop's where none is given.
         """
         self.accounts = LineAccounts()
         self._picker = picker
@@ -163,6 +165,7 @@ class FairPicker:
         self._room_ms = self._limits.room_ms
         self._allowance = allowance
         self._renew = renew
+        self._on_read = on_read
         self._call_later = call_later or _on_running_loop
         max_waiting = self._limits.max_waiting
         self._max_per_tenant = min(self._limits.max_waiting_per_tenant, max_waiting)
@@ -174,7 +177,7 @@ class FairPicker:
         self._overload = Overload(
             target_ms=self._limits.target_ms, interval_ms=self._limits.interval_ms
         )
-        self._pace = Pace()
+        self._outflow = Outflow()
         self._timer: Timer | None = None
         self._hint = 0
         """Index of a worker that had room when it was last looked at."""
@@ -183,6 +186,11 @@ class FairPicker:
     def waiting_count(self) -> int:
         return len(self._queue)
 
+    def take(self, limits: LineLimits) -> None:
+        """Other times from here on; how many may wait stays as it was."""
+        self._limits = limits
+        self._overload.take(target_ms=limits.target_ms, interval_ms=limits.interval_ms)
+
     @property
     def is_overloaded(self) -> bool:
         return self._overload.is_on
@@ -190,7 +198,7 @@ class FairPicker:
     def samples(self) -> Iterable[Sample]:
         """For the metrics."""
         accounts = self.accounts
-        yield Sample("line_waiting", self.waiting_count)
+        yield Sample("queue_depth", self.waiting_count)
         yield Sample("line_ended_total", accounts.released, ("sent",))
         yield Sample("line_ended_total", accounts.refused, ("refused",))
         yield Sample("line_ended_total", accounts.timed_out, ("timed-out",))
@@ -246,6 +254,8 @@ class FairPicker:
             if self._arrivals and self._queue.depth(tenant) >= self._max_per_tenant:
                 raise self._full()
             self._allowance.charge(tenant, request)
+        if self._on_read is not None:
+            self._on_read(request)
         request.had_turn = True
 
     def _admit(self, request: InferenceRequest) -> None:
@@ -257,7 +267,7 @@ class FairPicker:
         if not (self._arrivals and (is_overloaded or request.deadline is not None)):
             return
         ahead = self._queue.ahead_of(tenant, self._weight(tenant))
-        turn_ms = self._pace.wait_ms(ahead, now)
+        turn_ms = self._outflow.wait_ms(ahead, now)
         if request.deadline is not None and now + turn_ms > request.deadline:
             raise unmet(turn_ms, request.deadline - now)
         if not is_overloaded:
@@ -265,7 +275,7 @@ class FairPicker:
         priority = self._priority(tenant)
         if priority is Priority.LOW:
             ahead = float(len(self._queue))
-            turn_ms = self._pace.wait_ms(ahead, now)
+            turn_ms = self._outflow.wait_ms(ahead, now)
         wait_ms = turn_ms + self._room()
         if wait_ms > self._overload.allowed_ms(priority) and ahead >= self._least_kept():
             raise self._shed(tenant, wait_ms, now)
@@ -311,7 +321,7 @@ class FairPicker:
         tenant = waiter.request.grant.principal.tenant
         weight = self._weight(tenant)
         if not self._arrivals:
-            self._pace.resume(waiter.since)
+            self._outflow.resume(waiter.since)
         added = self._queue.add(tenant, 1.0, waiter, weight=weight)  # the cost is told when it goes
         if isinstance(added, Full):
             raise self._full()
@@ -355,7 +365,7 @@ class FairPicker:
         while self._arrivals and left and self._has_room():
             entry = self._queue.take()
             assert entry is not None, f"{len(self._arrivals)} wait and the queue is empty"
-            self._pace.left(self._clock.now())
+            self._outflow.left(self._clock.now())
             self._let_go(entry)
             left -= 1
         self._overload.look(self._longest_wait_ms(), self._clock.now())
@@ -412,7 +422,7 @@ class FairPicker:
         never thrown away whole, and no worker runs dry.
         """
         while self._longest_wait_ms() >= self._overload.slough_ms:
-            wait_ms = self._pace.wait_ms(len(self._queue), now)
+            wait_ms = self._outflow.wait_ms(len(self._queue), now)
             if wait_ms <= self._overload.target_ms or len(self._queue) <= self._least_kept():
                 return
             entry = next(iter(self._arrivals))

@@ -1,4 +1,4 @@
-"""Which body fields the two inference endpoints take, and what each may hold.
+"""Which body fields the inference endpoints take, and what each may hold.
 
 Owns the allow-list and the bounds of the sampling parameters. What is not named here is never
 forwarded. Must never look at messages or prompts; that is `intake.py`, which to read next.
@@ -26,6 +26,7 @@ REFUSED = frozenset({"chat_template", "chat_template_kwargs"})
 
 HINTS = frozenset({
     "prompt_cache_key", "session_id", "session_params", "previous_response_id", "nvext",
+    "vllm_xargs", "cache_control",
 })  # fmt: skip
 """Understood here and not forwarded."""
 
@@ -129,6 +130,10 @@ def _string_or_object(value: Any) -> str | None:
     return None if type(value) in {str, dict} else "must be a string or an object"
 
 
+def _text_or_list(value: Any) -> str | None:
+    return None if type(value) in {str, list} else "must be a string or a list of blocks"
+
+
 _BOOL = _of_type(bool, "true or false")
 _OBJECT = _of_type(dict, "an object")
 _COUNT = _integer(1, 2**31 - 1)
@@ -165,6 +170,40 @@ COMPLETION_FIELDS: dict[str, Check] = {
 }  # fmt: skip
 
 
+_ANTHROPIC: dict[str, Check] = {
+    "model": _text(256), "system": _text_or_list, "tools": _list_of(dict, "objects", 1_024),
+    "tool_choice": _OBJECT, "thinking": _OBJECT, "output_config": _OBJECT,
+}  # fmt: skip
+
+MESSAGES_FIELDS: dict[str, Check] = {
+    **_ANTHROPIC,
+    "max_tokens": _COUNT, "metadata": _OBJECT, "stop_sequences": _stop, "stream": _BOOL,
+    "temperature": _number(0, 2), "top_k": _integer(0, 2**31 - 1, also=-1),
+    "top_p": _number(0, 1, opens_low=True), "service_tier": _text(32),
+}  # fmt: skip
+
+RESPONSES_FIELDS: dict[str, Check] = {
+    "background": _BOOL, "include": _list_of(str, "strings", 64), "instructions": _text(8 << 20),
+    "max_output_tokens": _COUNT, "max_tool_calls": _COUNT, "metadata": _OBJECT, "prompt": _OBJECT,
+    "parallel_tool_calls": _BOOL, "previous_response_id": _text(256), "reasoning": _OBJECT,
+    "include_reasoning": _BOOL, "service_tier": _text(32), "store": _BOOL, "text": _OBJECT,
+    "tool_choice": _string_or_object, "tools": _list_of(dict, "objects", 1_024),
+    "top_logprobs": _integer(0, 20), "truncation": _text(32),
+    **{
+        name: _SAMPLING[name]
+        for name in (
+            "model", "user", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
+            "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty",
+            "logit_bias", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output",
+            "structured_outputs",
+        )
+    },
+}  # fmt: skip
+"""Not `request_id`: we choose what a response is called."""
+
+COUNT_FIELDS: dict[str, Check] = _ANTHROPIC
+
+
 def check_fields(fields: dict[str, Any], known: dict[str, Check]) -> list[str]:
     """Check every known field that is not null. Returns the names that are not known."""
     unknown: list[str] = []
@@ -176,3 +215,9 @@ def check_fields(fields: dict[str, Any], known: dict[str, Check]) -> list[str]:
             text = f"{name} {wrong}"
             raise ClientError(Refusal(code="invalid_value", message=text, param=name))
     return unknown
+
+
+def bad_value(param: str, wrong: str, code: str = "invalid_value") -> ClientError:
+    """What is told of a field that cannot be taken."""
+    text = wrong if wrong.startswith(param) else f"{param} {wrong}"
+    return ClientError(Refusal(code=code, message=text, param=param))

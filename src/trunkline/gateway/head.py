@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from trunkline.gateway.contracts import ClientError, Refusal
 from trunkline.native import DROPPED, REPORTED, fields_of, split_answer, split_request
 
-_LENGTH = re.compile(rb"[0-9]{1,18}")
+_LENGTH_DIGITS = 18
+"""No more are taken for a length."""
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,=-]++|\[[0-9A-Fa-f:.]++\])(?::[0-9]{1,5})?")
 
 # A second line of any of these has no sound meaning, or two readers may choose differently.
 _SINGLE = frozenset({
     b"host", b"content-length", b"transfer-encoding", b"content-type", b"content-encoding",
     b"authorization", b"expect", b"x-request-id", b"x-session-id", b"x-cache-scope",
+    b"x-api-key",
 })  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes])
         if coding.lower() != b"chunked" or minor == 0:
             raise _bad_framing("transfer-encoding other than a plain `chunked` of HTTP/1.1")
     elif length_text is not None:
-        if _LENGTH.fullmatch(length_text) is None:
+        if not _is_length(length_text):
             raise _bad_framing("content-length is not a decimal number")
         length = int(length_text)
     host = headers.get(b"host")
@@ -116,6 +118,7 @@ def _framed(method: str, target: bytes, minor: int, headers: dict[bytes, bytes])
 _OF_CONNECTION = (
     b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id",
+    b"request-id",
 )  # fmt: skip
 _KEPT_ONCE = frozenset({b"date", b"server", b"content-type", b"content-encoding"})
 _OURS = b"x-trunkline-"
@@ -203,13 +206,17 @@ def _answer_framing(told: dict[bytes, bytes]) -> tuple[int | None, bool]:
     """The length that counts, and whether the body comes in chunks. Raises BrokenAnswer."""
     length_text = told.get(b"content-length")
     coding = told.get(b"transfer-encoding")
-    if length_text is not None and _LENGTH.fullmatch(length_text) is None:
+    if length_text is not None and not _is_length(length_text):
         raise BrokenAnswer("the worker's content-length is not one decimal number")
     if coding is not None:
         if coding.lower() != b"chunked":
             raise BrokenAnswer("the worker's transfer-encoding is not a plain `chunked`")
         return None, True
     return (None if length_text is None else int(length_text)), False
+
+
+def _is_length(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _LENGTH_DIGITS
 
 
 def _is_event_stream(told: dict[bytes, bytes]) -> bool:

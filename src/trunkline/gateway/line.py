@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from trunkline.config import RetryConfig, UpstreamConfig
 from trunkline.errors import GatewayError
+from trunkline.gateway.answers import Answer
 from trunkline.gateway.contracts import InferenceRequest, Picker
 from trunkline.gateway.counters import Counters
 from trunkline.gateway.deadline import past
@@ -32,6 +33,10 @@ class Ending(Enum):
     """The client could take a plain close for a good end."""
 
 
+# In Python 3.11 a member costs 50 ns more where it is looked up in its class.
+KEEP, CLOSE, RESET = Ending.KEEP, Ending.CLOSE, Ending.RESET
+
+
 @dataclass(slots=True, kw_only=True)
 class Result:
     """How an exchange went, for the access log."""
@@ -43,6 +48,14 @@ class Result:
     answer_bytes: int
     ttft_ms: float | None
     ending: Ending
+
+
+def local_result(answer: Answer) -> Result:
+    """Of what was answered without any worker."""
+    return Result(
+        status=answer.status, code=answer.code, worker="", attempts=0,
+        answer_bytes=len(answer.body), ttft_ms=None, ending=Ending.KEEP,
+    )  # fmt: skip
 
 
 class ClientSide(Protocol):

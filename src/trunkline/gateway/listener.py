@@ -29,6 +29,7 @@ from trunkline.core.principals import Principal
 from trunkline.errors import ConfigError
 from trunkline.gateway.authenticate import bearer
 from trunkline.gateway.backend import Call, Caller
+from trunkline.gateway.lasting import LastingAnswers
 from trunkline.written import is_loopback, is_printable_ascii
 
 MAX_BODY_BYTES = 1 << 20
@@ -36,6 +37,9 @@ BODY_TIMEOUT_S = 10.0
 # A digest-mode worker keeps one connection for its heartbeats: 1,000 of them, ranks, and operators.
 MAX_CONNECTIONS = 4_096
 GRACE_S = 5
+
+DASHBOARD = "/dashboard"
+"""Under it lies the page that needs no key, and its data, which does."""
 
 _MAX_REQUEST_ID_CHARS = 64
 
@@ -82,9 +86,10 @@ def _listening(family: int, address: Any) -> socket.socket:  # Any: its shape de
 
 async def serve_admin(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then let open requests end. Owns `listener`; steals no signals."""
+    answers = LastingAnswers(app, stop)
     server = _Server(
         uvicorn.Config(
-            app,
+            answers,
             http="h11",  # bounds the head, which httptools leaves to its user
             ws="none",
             lifespan="off",
@@ -97,6 +102,7 @@ async def serve_admin(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
             timeout_graceful_shutdown=GRACE_S,
         )
     )
+    answers.connections = server.server_state.connections
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))
@@ -123,6 +129,15 @@ class _Server(uvicorn.Server):
         yield
 
 
+class AdminKey:
+    """The operator's key. A reload may make it another one, never none."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 class Door(Protocol):
     """Who knows API keys; `backend.TenancyBackend` is one."""
 
@@ -132,15 +147,19 @@ class Door(Protocol):
 
 
 class Guard:
-    """Who comes in. `/health` is open; `/heartbeat` checks for itself, by the worker's key.
+    """Who comes in. `/health` and the `open_paths` are open; `/heartbeat` checks for itself, by the
+    worker's key.
 
     The admin key is the operator, and so is, without one, whoever reaches the port and brings no
     credential: where there are API keys, a wrong one is refused rather than taken for none.
     """
 
-    def __init__(self, app: ASGIApp, *, key: str, door: Door | None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, key: AdminKey, door: Door | None, open_paths: tuple[str, ...] = ()
+    ) -> None:
         self._app = app
         self._key = key
+        self._open = frozenset(("/health", "/heartbeat", *open_paths))
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,10 +174,10 @@ class Guard:
 
     def _admitted(self, scope: Scope, headers: Headers) -> Caller | Response | None:
         """The caller, the refusal, or None for a path that needs no caller."""
-        problem = page_problem(headers, is_keyless=not self._key)
+        problem = page_problem(headers, is_keyless=not self._key.text)
         if problem:
             return problem_response(403, problem)
-        if scope["path"] in ("/health", "/heartbeat"):
+        if scope["path"] in self._open:
             return None
         source = str(scope["client"][0]) if scope.get("client") else ""
         request_id = _request_id(headers)
@@ -166,7 +185,7 @@ class Guard:
         is_key = bearer(authorization).startswith(KEY_PREFIX)
         # Whoever brings a credential is who it says, or nobody: a mistyped key is no operator's.
         is_named = authorization != b"" and self._door is not None
-        if is_bearer(headers, self._key) and (self._key or not is_named):
+        if is_bearer(headers, self._key.text) and (self._key.text or not is_named):
             return Caller(principal=None, source=source, request_id=request_id)
         if self._door is None:
             return unauthorized()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from trunkline import observe
 from trunkline.errors import GatewayError
+from trunkline.gateway.answers import error_event, numbered_error_event
 from trunkline.gateway.continuation import Continuation
 from trunkline.gateway.contracts import InferenceRequest, Pick, Route
 from trunkline.gateway.head import AnswerHead
@@ -70,7 +71,9 @@ class Mending:
         """How the stream goes on behind what was passed on; None where it cannot, and the log says
         why.
         """
-        if passage.forwarded is None:
+        if not self._request.route.can_resume:
+            why = "its events are of another dialect"
+        elif passage.forwarded is None:
             why = "not all of it was kept"
         elif self.objection() is not None or not self._line.is_current(self._request):
             why = "the epochs that it began under were raised"
@@ -81,7 +84,8 @@ class Mending:
                 return resume(self._request, delivered, self._tokenizer, self._count + 1)
             except NotResumable as error:
                 why = str(error)
-        observe.log.info("stream.not_resumable", request_id=self._request.request_id, why=why)
+        named = {"request_id": self._request.request_id, "trace_id": self._request.trace_id}
+        observe.log.info("stream.not_resumable", **named, why=why)
         return None
 
     def go_on(self, seam: Resumption, request: InferenceRequest) -> None:
@@ -92,28 +96,37 @@ class Mending:
     def passage(self, client: ClientSide, head: AnswerHead, before: Passage | None) -> Passage:
         """What takes an answer with this head to the client, behind what it has already."""
         request, retry = self._request, self._line.retry
-        is_stream = request.is_stream and request.route is not Route.OTHER and head.status == 200
+        is_stream = request.is_stream and request.route.can_resume and head.status == 200
         most_bytes = retry.resume_buffer_bytes if is_stream and not retry.disable_retries else 0
         if self._seam is None or before is None:
             takes_chunks = client.takes_chunks
             return Relay(client, head, takes_chunks=takes_chunks, most_kept_bytes=most_bytes)
-        self._mended()
-        return Continuation(client, self._seam, before, most_kept_bytes=most_bytes)
+        seam, begun = self._seam, self._mended
+        return Continuation(client, seam, before, most_kept_bytes=most_bytes, on_begun=begun)
 
     def end(self, client: ClientSide, seam: Resumption, before: Passage) -> Passage:
         """Let an answer end that lacked no more than its end."""
-        self._mended()
-        last = Continuation(client, seam, before, most_kept_bytes=0)
+        last = Continuation(client, seam, before, most_kept_bytes=0, on_begun=self._mended)
         last.finish()
         return last
 
-    def tokens_delivered(self, passage: Passage) -> int:
+    def error_event(self, error: GatewayError, passage: Passage) -> bytes:
+        """What ends an answer that cannot be finished."""
+        request = self._request
+        if request.route is Route.RESPONSES:
+            assert isinstance(passage, Relay), "a response that went on elsewhere"
+            return numbered_error_event(error, request.request_id, passage.next_number())
+        is_anthropic, tokens = request.route.is_anthropic, self._tokens_delivered(passage)
+        return error_event(error, request.request_id, tokens, is_anthropic=is_anthropic)
+
+    def _tokens_delivered(self, passage: Passage) -> int:
         """As exactly as it can be told: by token ids, by events with text, by events."""
         if passage.forwarded is None:
             return passage.events_delivered
         return read_journal(passage.forwarded).tokens if self._tokens is None else self._tokens
 
     def _mended(self) -> None:
+        """Something of it goes out: a worker whose first bytes are none of it mended nothing."""
         self._count += 1
         self._line.counters.resumed_streams += 1
 

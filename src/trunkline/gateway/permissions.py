@@ -16,8 +16,10 @@ from trunkline.core.principals import Role
 class Act(Enum):
     """Everything that the admin port can be asked for, but its health and heartbeats."""
 
+    DASHBOARD_READ = "dashboard.read"
     METRICS_READ = "metrics.read"
     CONFIG_READ = "config.read"
+    CONFIG_RELOAD = "config.reload"
     WORKERS_READ = "workers.read"
     WORKERS_CHANGE = "workers.change"
     DECISIONS_READ = "decisions.read"
@@ -55,12 +57,16 @@ class Extent(IntEnum):
 _TENANT_ADMIN = {Role.TENANT_ADMIN: Extent.TENANT}
 _ORG_ADMIN = {Role.ORG_ADMIN: Extent.ORG}
 _OPERATOR = {Role.FLEET_OPERATOR: Extent.FLEET}
+_SCRAPER = {Role.FLEET_METRICS: Extent.FLEET}
 _OFFICER = {Role.SECURITY_OFFICER: Extent.FLEET}
 _AUDITOR = {Role.AUDITOR: Extent.FLEET}
 
 PERMISSIONS: Mapping[Act, Mapping[Role, Extent]] = {
-    Act.METRICS_READ: _OPERATOR,
+    # What of it they are shown, the other acts say.
+    Act.DASHBOARD_READ: _TENANT_ADMIN | _ORG_ADMIN | _OPERATOR | _OFFICER | _AUDITOR,
+    Act.METRICS_READ: _OPERATOR | _SCRAPER,
     Act.CONFIG_READ: _OPERATOR,
+    Act.CONFIG_RELOAD: _OPERATOR,
     Act.WORKERS_READ: _OPERATOR,
     Act.WORKERS_CHANGE: _OPERATOR,
     Act.DECISIONS_READ: _OPERATOR,

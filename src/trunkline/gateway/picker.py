@@ -25,14 +25,15 @@ from trunkline.core.routing import Router, RouteRequest
 from trunkline.core.transfer import MAX_GRANT_BLOCKS
 from trunkline.errors import NoWorker
 from trunkline.gateway.accounts import Accounts
-from trunkline.gateway.contracts import ClientError, Grant, InferenceRequest, Pick, Refusal
+from trunkline.gateway.contracts import Grant, InferenceRequest, Pick
 from trunkline.gateway.deadline import require_time
 from trunkline.gateway.homes import home_key
 from trunkline.gateway.namespaces import Namespaces, PromptKeys
 from trunkline.gateway.patience import first_token_ms
 from trunkline.gateway.pulls import PullDesk, PullOrder, plan_of, pull_address
 from trunkline.gateway.receipts import Receipts
-from trunkline.gateway.telling import salted, told_headers, transfer_params
+from trunkline.gateway.response_ids import ResponseIds
+from trunkline.gateway.telling import require_apart, salted, told_headers, transfer_params
 from trunkline.gateway.tickets import Ticket, Tickets, first_owed, reusable_blocks
 from trunkline.gateway.tokenise import PromptTokens, too_long
 from trunkline.ports.clock import Clock
@@ -69,6 +70,7 @@ class FleetPicker:
         self._router = router
         self._prompts = prompts
         self._namespaces = namespaces
+        self._responses = ResponseIds(fleet, namespaces)
         self._clock = clock
         self._targets: dict[WorkerId, Target] = {}
         self._tickets = Tickets()
@@ -88,7 +90,7 @@ class FleetPicker:
         if self.desk is not None:
             self.desk.forget(worker)
         self._measure()
-        self.accounts.selections.pop(worker, None)
+        self.accounts.forget(worker)
 
     # -- the Picker's three verbs ----------------------------------------------------------------
 
@@ -109,14 +111,13 @@ class FleetPicker:
         if not ticket.is_stream:
             return  # its first byte is nearly its last, and says nothing about prefill
         ticket.state.queue.first_token(ticket.number, now)
-        if ticket.keys is None:
-            return  # a prompt of unknown length says nothing about speed
-        if ticket.decision.source is not None:
-            return  # how the pull went would be taken for how fast the worker is
+        if not ticket.tells_speed:
+            return
         candidates, choice = ticket.decision.candidates, ticket.decision.choice
         predicted_ms = candidates.queue_ms[choice] + ticket.decision.miss_ms
         observed_ms = now - ticket.sent_at
         calibrate(ticket.state.queue, predicted_ms=predicted_ms, observed_ms=observed_ms)
+        self._fleet.alarms.timed(ticket.worker, predicted_ms, observed_ms, now)
         if ticket.target.pace is not None:
             ticket.target.pace.first_token(predicted_ms=predicted_ms, observed_ms=observed_ms)
 
@@ -140,9 +141,13 @@ class FleetPicker:
         now = self._clock.now()
         was_open = ticket.state.queue.end(ticket.number, now)
         assert was_open, f"attempt {ticket.number} on {pick.worker} ended twice"
+        if end is AttemptEnd.UNHEARD:
+            self._tickets.prefilled(ticket)  # it was over before its answer was
         self._tickets.close(ticket)
         ticket.target.on_ended(end)
         self.receipts.ended(ticket.decision, ticket.outcome(end, cached_tokens, now))
+        if ticket.is_alone and cached_tokens:
+            self.accounts.false_hit(ticket.decision, cached_tokens)
         if ticket.keys is None:
             return
         is_good = end is AttemptEnd.COMPLETE and ticket.has_first_byte
@@ -203,10 +208,10 @@ class FleetPicker:
         self._has_read(request, await self._prompts.tokens_later(request))
 
     def _has_read(self, request: InferenceRequest, tokens: array[int]) -> None:
+        asked, request.prompt = request.prompt, tokens  # a second attempt does not tokenise again
         is_beyond = self._max_tokens is not None and len(tokens) > self._max_tokens
-        if self._max_tokens is not None and is_beyond and not self._prompts.is_estimate(tokens):
-            raise too_long(request.prompt, len(tokens), self._max_tokens)
-        request.prompt = tokens  # a second attempt does not tokenise again
+        if self._max_tokens is not None and is_beyond and not self._prompts.is_guess(request):
+            raise too_long(asked, len(tokens), self._max_tokens)
 
     async def _pick_later(
         self, request: InferenceRequest, reading: Awaitable[None], tried: frozenset[WorkerId]
@@ -215,8 +220,7 @@ class FleetPicker:
         return self._pick(request, tried)
 
     def _pick(self, request: InferenceRequest, tried: frozenset[WorkerId]) -> Pick:
-        if not isinstance(request.prompt, array):
-            self.accounts.unread_prompts += 1
+        self.accounts.read(request)
         now = self._clock.now()
         self._tickets.settle(now)
         decision, of_size, sources = self._decide(request, tried, now)
@@ -230,12 +234,14 @@ class FleetPicker:
         tokens = request.prompt if isinstance(request.prompt, array) else None
         of_size = self._keys(request.grant, tokens)
         matched, sources, lending = (
-            self._matched(len(tokens), of_size) if tokens and of_size else (None, None, None)
+            self._matched(request, len(tokens), of_size)
+            if tokens and of_size
+            else (None, None, None)
         )
         decision = self._router.route(
             RouteRequest(
                 request_id=request.request_id,
-                prompt_tokens=0 if tokens is None else len(tokens) + request.further_tokens,
+                prompt_tokens=len(tokens or ()) + request.further_tokens,
                 matched_tokens=matched,
                 source_tokens=sources,
                 owed=lending,
@@ -245,7 +251,7 @@ class FleetPicker:
             now=now,
             boot=self._clock.boot(),
             tried=tried,
-            lacking=self._lacking(request.grant.adapter),
+            lacking=self._lacking(request.grant.adapter) | self._responses.elsewhere(request),
         )
         if decision is None:
             raise NoWorker("no worker is usable: all are down, draining or were tried")
@@ -274,7 +280,7 @@ class FleetPicker:
         return {block_tokens: keys for block_tokens, keys in of_size if keys is not None}
 
     def _matched(
-        self, token_count: int, of_size: dict[int, PromptKeys]
+        self, request: InferenceRequest, token_count: int, of_size: dict[int, PromptKeys]
     ) -> tuple[list[int], list[int] | None, Lending | None]:
         """Leading tokens at each slot, those that can be pulled from there, and what says which of
         them are still to be computed. The last token always is, so the whole never matches.
@@ -289,7 +295,7 @@ class FleetPicker:
                 self.hearsay.asked(keys.private.namespace.tag, started)
             match = self._directory.match(keys.private)
             counts = [(b if b < limit else limit) * block_tokens for b in match.expected]
-            can_pull = self.desk is not None and self._prompts.is_exact
+            can_pull = self._prompts.is_exact_for(request)
             if self.desk is not None and can_pull and len(of_size) == 1 and keys.zoned is None:
                 pulling, lendable = self._pulling(), match.expected
                 if self.hearsay is not None:
@@ -392,10 +398,13 @@ class FleetPicker:
             owed_from=0 if keys is None else first_owed(decision, keys, request.further_tokens),
             sent_at=now,
             is_stream=request.is_stream,
+            is_guess=bool(request.approximate),
+            is_alone=request.is_alone,
             pull=self._order(request, decision, keys, sources),
         )
         told = self._ticket(request.grant, keys, ticket)
         cold_ms = self._router.cold_ms(decision.prompt_tokens) * state.queue.scale
+        self.receipts.add(decision, self._clock.wall(), request.identity)
         picked = Pick(
             worker=worker,
             endpoint=target.endpoint,
@@ -403,27 +412,26 @@ class FleetPicker:
             headers=told_headers(target, told, ticket.pull),
             decision_header=self.receipts.told(request.grant, decision),
             ticket=ticket,
-            tokenizer=self._prompts.exact_tokenizer,
+            tokenizer=None if request.approximate else self._prompts.exact_tokenizer,
             stay=target.stay,
             pace=target.pace,
             ahead_ms=lambda: state.queue.queue_ms(self._clock.now()),
             first_token_ms=first_token_ms(request, decision, target.pace, cold_ms=cold_ms),
         )
-        self._charge(ticket, now)
-        self.accounts.remember(decision)
-        self.receipts.add(decision, self._clock.wall())
+        self._charge(ticket, now, request.keep_ms)
+        self.accounts.remember(decision, keys, now)
         self._note_hot(request, keys, decision, now)
         return picked
 
     def _note_hot(
         self, request: InferenceRequest, keys: KeyChain | None, decision: Decision, now: Instant
     ) -> None:
-        if self.desk is None or keys is None or not self._prompts.is_exact:
+        if self.desk is None or keys is None or not self._prompts.is_exact_for(request):
             return
         if isinstance(request.prompt, array):
             self.desk.hot.note(request.grant, keys, request.prompt, decision.expected_tokens, now)
 
-    def _charge(self, ticket: Ticket, now: Instant) -> None:
+    def _charge(self, ticket: Ticket, now: Instant, keep_ms: float) -> None:
         """Enter the attempt in every book, or, where one of them objects, in none."""
         decision, target, queue = ticket.decision, ticket.target, ticket.state.queue
         due = None if ticket.is_stream else Instant(now + ticket.predicted_ms)
@@ -435,7 +443,7 @@ class FleetPicker:
             self._fleet.churn.add(queue, prompt - known, now)
             self._fleet.headroom.add(decision.miss_ms, prompt, known, now)
             if ticket.keys is not None and target.predicted_ttl_ms > 0:
-                ttl_ms = target.predicted_ttl_ms
+                ttl_ms = target.ttl_ms(keep_ms)
                 self._directory.predict(ticket.worker, ticket.keys, now=now, ttl_ms=ttl_ms)
                 if self.hearsay is not None:
                     # Of a worker with events the others know what it had before.
@@ -454,18 +462,14 @@ class FleetPicker:
         what cannot bear it, where there is more than one tenant.
         """
         target = attempt.target
-        keeps_apart = request.grant.principal.auth_method != "off"
-        if keeps_apart and not target.engine.keeps_salt(request.path):
-            text = f"this path cannot be kept apart by tenant on {target.engine.value}"
-            raise ClientError(Refusal(status=403, code="unsalted_path", message=text))
-        if keys is not None or request.is_object:
-            salt = self._namespaces.salt(request.grant, attempt.state.block_tokens)
-            params = transfer_params(target, ticket, attempt.pull)
-            return salted(request.body, salt, keys, target, params)
-        if request.body and keeps_apart:
-            text = "where tenants are kept apart, this path takes JSON objects only"
-            raise ClientError(Refusal(status=415, code="unsalted_body", message=text))
-        return request.body
+        is_salted = request.route.computes and (keys is not None or request.is_object)
+        require_apart(request, target, is_salted=is_salted)
+        if not is_salted:
+            return request.body
+        salt = self._namespaces.salt(request.grant, attempt.state.block_tokens)
+        params = transfer_params(target, ticket, attempt.pull)
+        named = self._responses.name(request, salt, attempt.worker, attempt.number)
+        return salted(request.body, salt, keys, target, params, named)
 
     def _ticket(self, grant: Grant, keys: KeyChain | None, attempt: Ticket) -> str:
         """What an agent is told; empty where there is none."""
@@ -489,7 +493,8 @@ class FleetPicker:
             self._directory.unpredict(ticket.worker, lost)
 
     def _account(self, ticket: Ticket, block_tokens: int, cached_tokens: int) -> None:
-        if self._prompts.is_text:  # what was predicted is not counted in tokens
+        if self._prompts.is_text or ticket.is_guess:  # what was predicted is not counted in tokens
             self.accounts.reused_tokens += cached_tokens
         else:
             self.accounts.reported(ticket.decision, block_tokens, cached_tokens)
+            self._fleet.alarms.promised(ticket.decision, cached_tokens, self._clock.now())

@@ -17,6 +17,7 @@ from typing import Any
 from trunkline.core.decision import Decision, Outcome
 from trunkline.core.records import WallTime
 from trunkline.gateway.contracts import Grant
+from trunkline.gateway.foregone import Ended
 
 MAX_ATTEMPTS = 8
 """Kept of one request id, the latest: a client may use an id more than once."""
@@ -29,6 +30,8 @@ class Receipt:
     decision: Decision
     at: WallTime
     """When it was chosen."""
+    of: object
+    """The request that it is an attempt of, whatever its id is."""
     outcome: Outcome | None = field(default=None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -48,7 +51,10 @@ class Receipts:
         self._kept = kept
         self._is_told = is_told
         self._key = key
+        self.ended_lately = Ended()
         self._attempts: OrderedDict[str, list[Receipt]] = OrderedDict()
+        self._ids: dict[str, str] = {}
+        """By the names that were told and mean nothing."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -61,22 +67,33 @@ class Receipts:
         """All attempts of a request, the first one first, by its id or by the name that its client
         was told. None for one that is not known, or not any more.
         """
-        found = self._attempts.get(name)
-        if found is None:
-            ids = (id_ for id_ in reversed(self._attempts) if self._opaque(id_) == name)
-            found = self._attempts.get(next(ids, ""))
+        found = self._attempts.get(name) or self._attempts.get(self._ids.get(name, ""))
         return () if found is None else tuple(found)
 
-    def add(self, decision: Decision, at: WallTime) -> None:
+    def requests(self, name: str) -> list[list[Receipt]]:
+        """What `find` finds, of each request by itself, the latest first: clients choose ids, and
+        two may choose one.
+        """
+        found: dict[object, list[Receipt]] = {}
+        for receipt in self.find(name):
+            found[receipt.of] = [*found.pop(receipt.of, []), receipt]
+        return list(reversed(found.values()))
+
+    def add(self, decision: Decision, at: WallTime, of: object) -> None:
+        """`of`: equal in all attempts of one request."""
         if not self._kept:
             return
         before = self._attempts.pop(decision.request_id, [])[1 - MAX_ATTEMPTS :]
-        self._attempts[decision.request_id] = [*before, Receipt(decision=decision, at=at)]
+        self._attempts[decision.request_id] = [*before, Receipt(decision=decision, at=at, of=of)]
         if len(self._attempts) > self._kept:
-            self._attempts.popitem(last=False)
+            forgotten, _ = self._attempts.popitem(last=False)
+            if self._ids:
+                self._ids.pop(self._opaque(forgotten), None)
 
     def ended(self, decision: Decision, outcome: Outcome) -> None:
-        """What came of a choice; of one that is not kept any more, nothing."""
+        """What came of a choice; of one that is not kept any more, nothing is kept."""
+        if self._kept:
+            self.ended_lately.add(decision, outcome)
         for receipt in self._attempts.get(decision.request_id, ()):
             if receipt.decision is decision:
                 receipt.outcome = outcome
@@ -85,7 +102,12 @@ class Receipts:
         """What the client's answer says of it: all there is, a name, or nothing."""
         if not self._is_told:
             return ""
-        return decision.compact() if grant.sees_decisions else self._opaque(decision.request_id)
+        if grant.sees_decisions:
+            return decision.compact()
+        name = self._opaque(decision.request_id)
+        if decision.request_id in self._attempts:
+            self._ids[name] = decision.request_id
+        return name
 
     def _opaque(self, request_id: str) -> str:
         named = request_id.encode()

@@ -13,12 +13,19 @@ import re
 from enum import Enum
 from typing import Protocol
 
+from trunkline.gateway.answers import ANTHROPIC_ID
 from trunkline.gateway.contracts import InferenceRequest, Pick
 from trunkline.gateway.framing import ChunkReader
 from trunkline.gateway.head import AnswerHead, BrokenAnswer
 
 TAIL_BYTES = 4 << 10
-_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*([0-9]{1,9})')
+_CACHED_TOKENS = re.compile(rb'"cache(?:d|_read_input)_tokens"\s*:\s*([0-9]{1,9})')
+_USAGE = re.compile(
+    rb'"(prompt|input|completion|output|cached|cache_read_input)_tokens"\s*:\s*([0-9]{1,9})'
+)
+_NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})')
+_MEANT = {b"input": "prompt", b"output": "completion", b"cache_read_input": "cached"}
+"""What Anthropic's words for tokens are in OpenAI's."""
 _HELD_BYTES = 64 << 10
 """Longest piece of a chunk held back; a longer chunk is passed on in parts."""
 
@@ -105,6 +112,11 @@ class Relay:
         """Whole chunks so far: in a stream of an engine one event, and so one token, each."""
         return self._reader.whole_chunks if self._reader is not None else 0
 
+    def next_number(self) -> int:
+        """Behind the last event that was passed on, where events bear numbers."""
+        found = _NUMBER.findall(self.tail())
+        return int(found[-1]) + 1 if found else self.events_delivered
+
     @property
     def bytes_out(self) -> int:
         """Of the body, as it was passed on."""
@@ -190,8 +202,12 @@ class Relay:
 
     def cached_tokens(self) -> int | None:
         """What the worker's usage said of reuse, if anything."""
-        found = _CACHED_TOKENS.findall(self.tail())
-        return int(found[-1]) if found else None
+        return cached_tokens_in(self.tail())
+
+    def usage(self) -> dict[str, int]:
+        """All that the worker's usage said: prompt, completion and cached tokens."""
+        found = _USAGE.findall(self.tail())
+        return {_MEANT.get(name) or name.decode("ascii"): int(count) for name, count in found}
 
     # -- inside ----------------------------------------------------------------------------------
     # `head` is what must go out in front, in the same write.
@@ -301,14 +317,33 @@ def rewrite(head: AnswerHead, relay: Relay, own: bytes, *, closes: bool) -> byte
     return b"".join((first, head.passed, framing, own, end))
 
 
-def own_lines(request: InferenceRequest, pick: Pick | None) -> bytes:
-    """What we say ourselves in the head of an answer."""
+def cached_tokens_in(tail: bytes) -> int | None:
+    """What a usage in the end of an answer says of reuse, if there is one."""
+    found = _CACHED_TOKENS.findall(tail[-TAIL_BYTES:])
+    return int(found[-1]) if found else None
+
+
+def own_fields(request: InferenceRequest, pick: Pick | None) -> tuple[tuple[str, str], ...]:
+    """`own_lines` for whoever writes heads in another way."""
+    return tuple(fields_in(own_lines(request, pick)))
+
+
+def fields_in(lines: bytes) -> list[tuple[str, str]]:
+    """Header lines of ours as names and values."""
+    pairs = (line.partition(": ") for line in lines.decode("latin-1").split("\r\n") if line)
+    return [(name, value) for name, _, value in pairs]
+
+
+def own_lines(request: InferenceRequest, pick: Pick | None, course: str = "") -> bytes:
+    """What we say ourselves in the head of an answer. `course`: what is told behind the choice."""
     own = f"x-request-id: {request.request_id}\r\n"
+    if request.route.is_anthropic:
+        own += f"{ANTHROPIC_ID}: {request.request_id}\r\n"
     if pick is not None and pick.decision_header:
-        own += f"x-trunkline-decision: {pick.decision_header}\r\n"
+        own += f"x-trunkline-decision: {pick.decision_header}{course}\r\n"
     if request.began_session:
         own += f"x-trunkline-session: {request.began_session}\r\n"
-    for name, value in request.limit_headers:
+    for name, value in request.limit_headers + request.browser_headers:
         own += f"{name}: {value}\r\n"
     return own.encode("latin-1")
 

@@ -19,12 +19,16 @@ class RetryBudget:
     """Requests and retries of a sliding window, in slots of one second."""
 
     def __init__(self, config: RetryConfig) -> None:
-        self._ratio = config.retry_budget_ratio
-        self._floor = config.retry_budget_floor_per_s * WINDOW_S
+        self.take(config)
         self._slots: deque[list[int]] = deque()
         """[second, requests, retries], oldest first; at most WINDOW_S of them."""
         self._requests = 0
         self._retries = 0
+
+    def take(self, config: RetryConfig) -> None:
+        """Another budget from here on; what was spent counts."""
+        self._ratio = config.retry_budget_ratio
+        self._floor = config.retry_budget_floor_per_s * WINDOW_S
 
     def count_request(self, now_s: float) -> None:
         self._slot(now_s)[1] += 1

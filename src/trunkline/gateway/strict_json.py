@@ -58,6 +58,10 @@ MAX_ITEMS = 500_000
 hold the loop for 100 ms."""
 
 
+_FEW_QUOTES = 64
+"""Bytes for each quote, at least, where taking one out (20 ns) costs less than the bytes."""
+
+
 class Survey:
     """What one walk over a decoded value saw. Level by level, so that depth costs no stack."""
 
@@ -133,7 +137,7 @@ def decode_object(
     survey = Survey(max_depth, forbidden)
     survey.walk(root)
     expected = 2 * (survey.keys + survey.strings) + survey.quotes
-    if body.count(b'"') != expected - (_spelled_quotes(body) if survey.quotes else 0):
+    if not _has_quotes(body, expected - (_spelled_quotes(body) if survey.quotes else 0)):
         raise _duplicate(body)
     if len(root) > 1 and len({name.casefold() for name in root}) != len(root):
         raise ClientError(Refusal(code="duplicate_key", message="two keys differ in case alone"))
@@ -188,6 +192,15 @@ def _bare(body: bytes) -> bytes:
 def _outside(body: bytes) -> list[bytes]:
     """What stands between the strings. For as many of them as `_refuse_complex` lets through."""
     return _bare(body).split(b'"')[::2]
+
+
+def _has_quotes(body: bytes, count: int) -> bool:
+    """Whether there are just so many. Where they are few, taking them out finds each by `memchr`,
+    and is ten times faster than `bytes.count`, which looks at every byte.
+    """
+    if count * _FEW_QUOTES > len(body):
+        return body.count(b'"') == count
+    return len(body) - len(body.replace(b'"', b"", count + 1)) == count
 
 
 def _spelled_quotes(body: bytes) -> int:

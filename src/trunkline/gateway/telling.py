@@ -14,10 +14,27 @@ from __future__ import annotations
 import base64
 
 from trunkline.core.keys import KeyChain
+from trunkline.gateway.contracts import ClientError, InferenceRequest, Refusal
 from trunkline.gateway.pulls import PullOrder
-from trunkline.ports.worker import Target
+from trunkline.ports.worker import EngineKind, Target
 
 TICKET_HEADER = "x-trunkline-ticket"
+
+
+def require_apart(request: InferenceRequest, target: Target, *, is_salted: bool) -> None:
+    """Raises ClientError for what cannot bear our salt there, where there is more than one
+    tenant. `is_salted`: its body does. The operator's word counts of engines that do not say what
+    they do.
+    """
+    if request.grant.principal.auth_method == "off" or not request.route.computes:
+        return
+    is_vouched_for = request.is_vouched_for and target.engine is not EngineKind.SGLANG
+    if not (is_vouched_for or target.keeps_salt(request.path)):
+        text = f"this path cannot be kept apart by tenant on {target.engine.value}"
+        raise ClientError(Refusal(status=403, code="unsalted_path", message=text))
+    if request.body and not is_salted:
+        text = "where tenants are kept apart, this path takes JSON objects only"
+        raise ClientError(Refusal(status=415, code="unsalted_body", message=text))
 
 
 def told_headers(
@@ -49,8 +66,11 @@ def salted(
     keys: KeyChain | None,
     target: Target,
     params: bytes = b"",
+    response: str = "",
 ) -> bytes:
-    """The body with our salt in front, and what else the worker is told there."""
+    """The body with our salt in front, and what else the worker is told there. `response`: what
+    that is to be called; empty where it is none.
+    """
     start = body.index(b"{") + 1
     ours = b'"cache_salt":"' + salt.encode("ascii") + b'"'
     if keys is not None and keys.public is not None:
@@ -63,5 +83,7 @@ def salted(
         params = params or f'{{"trunkline":{{"checkpoints":[{labels}]}}}}'.encode()
     if params:
         ours += b',"kv_transfer_params":' + params
+    if response:
+        ours += f',"request_id":"{response}"'.encode()
     separator = b"" if body[start:].lstrip().startswith(b"}") else b","
     return body[:start] + ours + separator + body[start:]

@@ -47,6 +47,10 @@ class Ticket:
     """Blocks before this one are there, or owed by others; those from it on, this attempt owes."""
     sent_at: Instant
     is_stream: bool
+    is_guess: bool = False
+    """Its tokens are not quite those that the worker computes."""
+    is_alone: bool = False
+    """Nothing can be reused for it: its salt is its own."""
     pull: PullOrder | None = None
     """What it was told to pull, until the answer says what became of it."""
     is_prefilled: bool = False
@@ -57,6 +61,13 @@ class Ticket:
     @property
     def worker(self) -> WorkerId:
         return self.target.worker
+
+    @property
+    def tells_speed(self) -> bool:
+        """Whether its first token says how fast the worker is: a prompt of unknown length does not,
+        nor one of which a part was pulled.
+        """
+        return self.keys is not None and not self.is_guess and not self.is_pulling
 
     @property
     def is_pulling(self) -> bool:
@@ -83,6 +94,7 @@ class Ticket:
             took_ms=now - self.sent_at,
             predicted_tokens=self.decision.expected_tokens,
             reused_tokens=cached_tokens,
+            is_stream=self.is_stream,
         )
 
 

@@ -12,12 +12,16 @@ tokenizer gives up the interpreter lock while it works. Read `picker.py` next.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
+from trunkline.core.anthropic import fitted
 from trunkline.gateway.contracts import ChatPrompt, ClientError, InferenceRequest, Prompt, Refusal
 from trunkline.gateway.lane import Lane
+from trunkline.gateway.media import digested, marked, pieces_of, stand_in
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
 
@@ -32,6 +36,7 @@ THREADS = 2
 
 TEXT_MARK = 0xFFFF_FFFF
 """Begins what stands for a text, so that none is taken for token ids: no vocabulary has it."""
+_OF_TEXT = [TEXT_MARK]
 _RUN_BYTES = 4
 """Of ordinary text, a token has about so many; a run counts as one."""
 
@@ -74,9 +79,15 @@ class PromptTokens:
         """From here on the tokenizer is not the model's."""
         self.is_text, self.is_exact = True, False
 
-    def is_estimate(self, tokens: array[int]) -> bool:
-        """Whether a prompt has only about so many tokens."""
-        return self.is_text and tokens[:1].tolist() == [TEXT_MARK]
+    def is_exact_for(self, request: InferenceRequest) -> bool:
+        """Whether all its keys are those of the blocks that workers compute."""
+        return self.is_exact and not request.approximate
+
+    def is_guess(self, request: InferenceRequest) -> bool:
+        """Whether its tokens, once it is read, are not quite those that a worker will compute."""
+        prompt = request.prompt
+        is_of_text = self.is_text and isinstance(prompt, array) and prompt[:1].tolist() == _OF_TEXT
+        return is_of_text or bool(request.approximate)
 
     def tokens(self, request: InferenceRequest) -> array[int] | None:
         """Token ids (u32) of its prompt; None where that takes long: then await `tokens_later`.
@@ -104,17 +115,35 @@ class PromptTokens:
         self._lane.close()
 
     def _encode(self, prompt: ChatPrompt | str, adds_special_tokens: bool | None) -> array[int]:
-        if self.is_text:
+        if self.is_text or (isinstance(prompt, ChatPrompt) and prompt.unknown):
             return _runs(prompt)  # how many tokens it really has, the worker will say
-        if isinstance(prompt, str):
-            text, is_default = prompt, True
-        else:
-            text = self._template.render(prompt.messages, prompt.tools, prompt.template_options)
-            is_default = False
+        if isinstance(prompt, ChatPrompt) and prompt.has_media:
+            return self._encode_media(prompt, adds_special_tokens or False)
+        text = prompt if isinstance(prompt, str) else self._render(prompt, prompt.messages)
+        is_default = isinstance(prompt, str)
         adds = is_default if adds_special_tokens is None else adds_special_tokens
         tokens = self._tokenizer.encode(text, add_special_tokens=adds)
         if len(tokens) > self._max_tokens:
             raise too_long(prompt, len(tokens), self._max_tokens)
+        return tokens
+
+    def _render(self, prompt: ChatPrompt, messages: Sequence[Mapping[str, Any]]) -> str:
+        options = prompt.template_options
+        if prompt.is_anthropic:
+            own = [dict(one) for one in messages]
+            messages, options = fitted(own, options, self._template, prompt.thinks_not)
+        return self._template.render(messages, prompt.tools, options)
+
+    def _encode_media(self, prompt: ChatPrompt, adds: bool) -> array[int]:
+        """Exact up to the first of its media, where a worker's own tokens are not known."""
+        messages, digests = marked(prompt.messages, takes_parts=self._template.takes_parts)
+        pieces = pieces_of(self._render(prompt, messages), digests)
+        if pieces is None:
+            return _runs(prompt)
+        tokens = self._tokenizer.encode(pieces[0], add_special_tokens=adds)
+        for digest, text in zip(digests, pieces[1:], strict=True):
+            tokens += stand_in(digest)
+            tokens += self._tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
 
@@ -124,7 +153,7 @@ def _runs(prompt: ChatPrompt | str) -> array[int]:
         written = prompt.encode("utf-8", "surrogatepass")
     else:
         encode = partial(msgspec.json.encode, order="sorted")
-        lines = [[prompt.tools, prompt.template_options], *prompt.messages]
+        lines = [[prompt.tools, prompt.template_options], *digested(prompt.messages)]
         written = b"\n".join(map(encode, lines))
     runs = array("I", [TEXT_MARK])
     runs.frombytes(written[: len(written) // _RUN_BYTES * _RUN_BYTES])

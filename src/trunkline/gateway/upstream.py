@@ -8,7 +8,6 @@ was seen and nothing is left to send. Must never decide anything about requests;
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from typing import Protocol, cast
 
@@ -23,11 +22,11 @@ call.
 """
 
 
-# What of a client's head may reach a worker. Everything else stays here: credentials, identities,
-# routing wishes and whatever is invented next.
-_FORWARDED = frozenset({
+# What of a client's head may reach a worker, beside its place in a trace. Everything else stays
+# here: credentials, identities, routing wishes and whatever is invented next.
+FORWARDED = frozenset({
     b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent",
-    b"traceparent", b"tracestate", b"x-correlation-id", b"x-trace-id", b"x-session-id",
+    b"x-correlation-id", b"x-trace-id", b"x-session-id",
     b"anthropic-version", b"anthropic-beta", b"openai-beta",
 })  # fmt: skip
 
@@ -134,18 +133,19 @@ class WorkerPool:
     goes.
     """
 
-    def __init__(
-        self, config: UpstreamConfig, counters: Counters, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, config: UpstreamConfig, counters: Counters) -> None:
         self._config = config
         self._counters = counters
-        self._tls = tls
         self._idle: dict[EndpointKey, deque[WorkerConnection]] = {}
         self._loop = asyncio.get_running_loop()
 
+    def configure(self, config: UpstreamConfig) -> None:
+        """Other bounds from here on."""
+        self._config = config
+
     def take(self, endpoint: Endpoint) -> WorkerConnection | None:
         """An idle connection young enough that the worker has not closed it yet."""
-        key = (endpoint.host, endpoint.port, endpoint.is_tls)
+        key = (endpoint.host, endpoint.port, endpoint.tls is not None)
         idle = self._idle.get(key)
         if not idle:
             return None
@@ -164,7 +164,7 @@ class WorkerPool:
 
     async def connect(self, endpoint: Endpoint) -> WorkerConnection:
         """A fresh connection. Raises WorkerLost and WorkerTimeout."""
-        key = (endpoint.host, endpoint.port, endpoint.is_tls)
+        key = (endpoint.host, endpoint.port, endpoint.tls is not None)
         connection = WorkerConnection(self, key)
         self._counters.connects += 1
         try:
@@ -173,7 +173,7 @@ class WorkerPool:
                     lambda: connection,
                     endpoint.host,
                     endpoint.port,
-                    ssl=(self._tls or True) if endpoint.is_tls else None,
+                    ssl=endpoint.tls,
                 )
         except TimeoutError as error:
             text = f"no connection to the worker within {self._config.connect_timeout_ms} ms"
@@ -243,5 +243,6 @@ def request_head(request: InferenceRequest, headers: dict[bytes, bytes], pick: P
         lines += f"content-length: {len(pick.body)}\r\n"
         if b"content-type" not in headers:
             lines += "content-type: application/json\r\n"
-    theirs = [b"%b: %b\r\n" % field for field in headers.items() if field[0] in _FORWARDED]
-    return b"".join((lines.encode("latin-1"), *theirs, b"\r\n"))
+    theirs = [b"%b: %b\r\n" % field for field in headers.items() if field[0] in FORWARDED]
+    trace = b"" if request.trace is None else request.trace.lines
+    return b"".join((lines.encode("latin-1"), *theirs, trace, b"\r\n"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trunkline.core.records import Instant
 from trunkline.core.transfer import KV_KEY_BYTES, MAX_GRANT_BLOCKS, Grant, Reason
 from trunkline.kv.records import Block, Layout, Pins
-from trunkline.kv.wire import MAX_MESSAGE_BYTES
+from trunkline.kv.wire import MAX_BUFFERS, MAX_MESSAGE_BYTES, ChunkHead, ChunkKind
 
 MAX_ANNOUNCED_BYTES = MAX_MESSAGE_BYTES // 2
 """Digests in one answer; a pull of more gets its leading blocks."""
@@ -54,3 +54,20 @@ def chunks(blocks: list[Block], layout: Layout) -> Iterator[tuple[int, int, memo
     for number, block in enumerate(blocks):
         for chunk, (begin, end) in enumerate(layout.spans):
             yield number, chunk, block.data[begin:end]
+
+
+def batches(
+    blocks: list[Block], layout: Layout, batch_bytes: int
+) -> Iterator[tuple[list[bytes | memoryview], int]]:
+    """What is sent together, chunks with their heads; and the bytes of the chunks."""
+    buffers: list[bytes | memoryview] = []
+    size = 0
+    for block, chunk, data in chunks(blocks, layout):
+        buffers.append(ChunkHead(ChunkKind.DATA, block, chunk, len(data)).packed())
+        buffers.append(data)
+        size += len(data)
+        if size >= batch_bytes or len(buffers) >= MAX_BUFFERS:
+            yield buffers, size
+            buffers, size = [], 0
+    if buffers:
+        yield buffers, size

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from trunkline.core.records import Instant
@@ -28,11 +29,10 @@ from trunkline.core.transfer import (
     UsedGrants,
     read_grant,
 )
-from trunkline.kv.loans import Loan, chunks
+from trunkline.kv.loans import Loan, batches, chunks
 from trunkline.kv.records import Layout, Pins, always
 from trunkline.kv.ring import CREDIT, SLOTS, Ring, is_supported
 from trunkline.kv.wire import (
-    MAX_BUFFERS,
     MAX_CHUNK_BYTES,
     MAX_EARLY_BYTES,
     MAX_MESSAGE_BYTES,
@@ -422,19 +422,21 @@ class PullServer:
             raise Fault(stopped.reason) from stopped
 
     def _send_chunks(self, channel: Channel, loan: Loan) -> None:
-        buffers: list[bytes | memoryview] = []
-        size = 0
-        for block, chunk, data in chunks(loan.blocks, self._layout):
-            buffers.append(ChunkHead(ChunkKind.DATA, block, chunk, len(data)).packed())
-            buffers.append(data)
-            size += len(data)
-            if size >= self._options.batch_bytes or len(buffers) >= MAX_BUFFERS:
-                channel.send(buffers, self._hold_on(loan), self._guard)
-                self._count_bytes(size)
-                buffers, size = [], 0
-        if buffers:
-            channel.send(buffers, self._hold_on(loan), self._guard)
+        for buffers, size in batches(loan.blocks, self._layout, self._options.batch_bytes):
+            channel.send(buffers, self._hold_on(loan), self._still(loan))
             self._count_bytes(size)
+
+    def _still(self, loan: Loan) -> Callable[[], None]:
+        """Asked for each part that the system takes. What is sent then ends in mid-frame."""
+        asks = count()
+
+        def guard() -> None:
+            self._guard()
+            reason = self._host.fault(loan.grant) if next(asks) else None  # `_hold_on` just asked
+            if reason is not None:
+                raise Fault(reason)
+
+        return guard
 
     def _lay_chunks(self, channel: Channel, ring: Ring, loan: Loan) -> None:
         """The same through the ring: a slot is used again when the peer has given it back."""

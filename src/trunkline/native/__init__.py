@@ -1,11 +1,13 @@
 """The hot pure functions, compiled where a compiler was there at install, in Python otherwise.
 
 `IMPLEMENTATION` says which ones run; results are equal (`tests/model/test_native_twins.py`,
-`test_head_twins.py`). Set `TRUNKLINE_PURE=1` before the first import to force the Python versions.
+`test_head_twins.py`). `STALE_CORE` says why a compiled core that is there was left alone. Set
+`TRUNKLINE_PURE=1` before the first import to force the Python versions.
 """
 
 from trunkline.native._choice import (
     IMPLEMENTATION,
+    STALE_CORE,
     BlockIndex,
     chain_keys,
     split_answer,
@@ -23,6 +25,7 @@ __all__ = [
     "REPORTED",
     "RETIRED",
     "ROW_BYTES",
+    "STALE_CORE",
     "UNKNOWN_PARENT",
     "BlockIndex",
     "chain_keys",

@@ -77,10 +77,12 @@ class SlotState:
         "predicted",
         "queue",
         "queued_count",
+        "tier_counts",
     )
 
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}
+        self.tier_counts = [0] * TIERS
         # Only blocks that several engine hashes name (an engine may key on more than we do):
         # how many of those hashes have copies on the device, near, and at all.
         self.aliases: dict[Entry, list[int]] = {}

@@ -335,6 +335,10 @@ class BlockIndex:
         """How many engine hashes a slot holds."""
         return len(self._state(slot).held)
 
+    def tier_counts(self, slot: int) -> list[int]:
+        """How many engine hashes a slot holds in each tier; one may be in several."""
+        return list(self._state(slot).tier_counts)
+
     def predicted_count(self, slot: int) -> int:
         """How many blocks are expected at a slot."""
         return len(self._state(slot).predicted)
@@ -399,6 +403,8 @@ class BlockIndex:
 
     def _raise_copies(self, slot: int, state: SlotState, held: Held, least: Sequence[int]) -> None:
         before, had = held.entry.holds(slot), held.holds()
+        for tier, count in enumerate(least):
+            state.tier_counts[tier] += count > 0 and held.copies[tier] == 0
         held.copies = list(map(max, held.copies, least))
         state.note_gain(held.entry, before, held.holds() & ~had, is_new_hash=not had)
         self._blocks.set_holds(slot, held.entry, before | (held.holds() & ~had))
@@ -406,6 +412,7 @@ class BlockIndex:
     def _drop_copy(self, slot: int, state: SlotState, engine_hash: int, tier: int) -> None:
         """The last copy of one engine hash in a tier is gone."""
         held = state.held[engine_hash]
+        state.tier_counts[tier] -= 1
         left = held.holds()
         held.copies[tier] = 1
         lost = held.holds() & ~left

@@ -15,10 +15,12 @@ from typing import Any, TextIO
 from trunkline.errors import ConfigError, TraceError
 from trunkline.plan import told
 from trunkline.plan.naming import BLOCK_TOKENS, BYTES_PER_TOKEN, Namer, Tokenise
+from trunkline.plan.page import render
 from trunkline.plan.queueing import MAX_WORKERS
 from trunkline.plan.reader import LogFormat, LogReader, ReadOptions
 from trunkline.plan.study import Fleet, Study
 from trunkline.ports.clock import Clock
+from trunkline.replay.plots import require_matplotlib
 from trunkline.replay.progress import Progress
 
 MAX_BLOCK_TOKENS = 65_536
@@ -142,16 +144,16 @@ def run(args: argparse.Namespace, parts: PlanParts) -> int:
     """Carry out `trunkline plan LOG`. Raises ConfigError and TraceError."""
     fleet = _fleet(args)
     check_folder(args.html, "--html")
+    if args.html is not None:
+        require_matplotlib()
     study = read(args, parts, fleet)
     bar = Progress(parts.progress_out, study.steps, "routing", parts.clock)
     found = study.figures(bar.step)
     bar.end()
     title = f"Plan of {args.log.name}"
-    if args.html is not None:
-        from trunkline.plan.page import render
-
-        args.html.write_text(render(found, title), encoding="utf-8")
     print(json.dumps(found, indent=2) if args.json else told.page(found, title), file=parts.out)
+    if args.html is not None:  # last, as a file may not be written
+        args.html.write_text(render(found, title), encoding="utf-8")
     return 0
 
 

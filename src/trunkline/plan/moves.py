@@ -75,6 +75,8 @@ def workers_needed(
         return None
     # Fewer could not do the work in the time that it took.
     at_least = max(at_least, int(sum(alone_ms) / max(calls.span_ms + goal_ms, 1.0)))
+    if at_least > MAX_GOAL_WORKERS:
+        return None
 
     def keeps(workers: int) -> bool:
         tried = replace(shape, workers=workers)

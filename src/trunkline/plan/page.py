@@ -6,14 +6,18 @@ Needs matplotlib, of the `report` extra. Every text goes through `escape`. Must 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from trunkline.plan import told
+from trunkline.plan.labels import Box, offsets
 from trunkline.plan.peers import LEAST_QUEUE, OURS, ROUND_ROBIN
 from trunkline.plan.savings import SHARED
 from trunkline.replay.page import bullets, tile, whole_page
-from trunkline.replay.plots import series_colour, svg
+from trunkline.replay.plots import line_colour, series_colour, svg
+
+_NAME_POINTS = 8.0
 
 
 def render(found: dict[str, Any], title: str) -> str:
@@ -88,20 +92,50 @@ def _router_points(found: dict[str, Any]) -> str:
     own = {OURS: 0, LEAST_QUEUE: 1, ROUND_ROBIN: 2}
 
     def draw(axes: Any) -> None:
+        points: dict[str, tuple[float, float]] = {}
         for row in rows:
             name = row["router"]
             colour = series_colour(own.get(name, 3))
             point = (100.0 * row["hit_tokens_ratio"], max(row["ttft_ms"]["p95"], 0.1) / 1e3)
             axes.plot(*point, marker="o", linestyle="", color=colour)
-            axes.annotate(name, point, xytext=(5, 3), textcoords="offset points", fontsize=8)
+            points[name] = point
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_in_seconds)
         axes.yaxis.set_minor_formatter(_in_seconds)
         axes.margins(x=0.12)
         axes.set_xlabel("hit tokens, %")
         axes.set_ylabel("TTFT p95")
+        _name(axes, points)
 
     return svg(draw)
+
+
+def _name(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Put names beside points, with a line to the point where one stands further away."""
+    figure = axes.figure
+    figure.draw_without_rendering()  # until then nobody knows where the axes are
+    inner, per_point = axes.get_window_extent(), 72.0 / figure.dpi
+    inside = Box(left=inner.x0, bottom=inner.y0, right=inner.x1, top=inner.y1)
+    placed = [(float(x), float(y)) for x, y in axes.transData.transform(list(points.values()))]
+    # Browsers have a font of their own: six tenths of its size are more than a letter takes.
+    size = _NAME_POINTS / per_point
+    sizes = [(0.6 * size * len(name), 1.2 * size) for name in points]
+    found = zip(points.items(), offsets(placed, sizes, inside), sizes, strict=True)
+    for (name, point), (dx, dy), (width, height) in found:
+        is_far = abs(dy + height / 2) > height
+        is_left = dx < 0
+        axes.annotate(
+            name,
+            point,
+            xytext=((dx + width if is_left else dx) * per_point, (dy + height / 2) * per_point),
+            textcoords="offset points",
+            fontsize=_NAME_POINTS,
+            horizontalalignment="right" if is_left else "left",
+            verticalalignment="center",
+            arrowprops={"arrowstyle": "-", "linewidth": 0.8, "color": line_colour()}
+            if is_far
+            else None,
+        ).set_in_layout(False)
 
 
 def _pulls_curve(found: dict[str, Any]) -> str:

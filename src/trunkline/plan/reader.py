@@ -27,8 +27,12 @@ from trunkline.plan.tables import Table
 
 FIRST_LINES = 256
 """Lines that tell the format and the size of blocks."""
+FIRST_BYTES = 16 << 20
+"""Of them together; of one that is longer it is the first alone."""
 SORT_WINDOW = 4_096
 """Calls that are held to put them in order of time."""
+SORT_USES = 4_000_000
+"""Blocks of all of them: 32 MB. Where prompts are longer, fewer calls are held."""
 BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1_024)
 """Of block ids, in the order in which they are tried."""
 
@@ -105,7 +109,7 @@ class LogReader:
 
     def _parsed(self, lines: Lines) -> Iterator[Call]:
         stream = iter(lines)
-        first = list(islice(stream, FIRST_LINES))
+        first = _first_of(stream)
         kind = self._options.format
         self.kind = _told_format([raw for _, raw in first]) if kind is LogFormat.AUTO else kind
         rows: Iterable[tuple[int, dict[str, Any]]]
@@ -170,13 +174,16 @@ class LogReader:
         heap: list[tuple[float, int, Call]] = []
         latest_ms = float("-inf")
         known_ms = 0.0
+        uses = 0
         for number, call in enumerate(calls):
             if call.at_ms is None:
                 self.without_time += 1
             known_ms = known_ms if call.at_ms is None else call.at_ms
             heapq.heappush(heap, (known_ms, number, call))
-            if len(heap) > SORT_WINDOW:
+            uses += len(call.blocks)
+            while len(heap) > SORT_WINDOW or uses > SORT_USES:
                 latest_ms, call = self._next(heap, latest_ms)
+                uses -= len(call.blocks)
                 yield call
         while heap:
             latest_ms, call = self._next(heap, latest_ms)
@@ -214,6 +221,17 @@ def decoded(raw: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def _first_of(stream: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    first: list[tuple[int, bytes]] = []
+    size = 0
+    for number, raw in islice(stream, FIRST_LINES):
+        first.append((number, raw))
+        size += len(raw)
+        if size >= FIRST_BYTES:
+            break
+    return first
+
+
 def _try_object(raw: bytes) -> dict[str, Any] | None:
     try:
         return decoded(raw)
@@ -222,8 +240,10 @@ def _try_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def _told_format(first: list[bytes]) -> LogFormat:
-    """What most lines are, objects or an engine's words about a request; of neither, a table."""
-    objects = sum(raw.lstrip().startswith(b"{") and _try_object(raw) is not None for raw in first)
+    """What most lines are, objects or an engine's words about a request; of neither, a table. An
+    empty object tells nothing.
+    """
+    objects = sum(raw.lstrip().startswith(b"{") and bool(_try_object(raw)) for raw in first)
     told = sum(is_engine_line(raw) for raw in first)
     if objects or told:
         return LogFormat.JSON if objects >= told else LogFormat.VLLM

@@ -16,6 +16,8 @@ from trunkline.plan.distances import MAX_BLOCKS, ReuseDistances
 
 FIRST_CALLS = 1_000
 """Calls that tell which owners the log names."""
+FIRST_USES = 4_000_000
+"""Blocks of all of them: 32 MB. Where prompts are longer, fewer calls tell."""
 MAX_OWNERS = 1 << 16
 """Owners whose digests are remembered."""
 SHARED = "shared"
@@ -65,6 +67,7 @@ class Savings:
         self.capacity_tokens = list(capacity_tokens)
         self._max_blocks = max_blocks
         self._first: list[Call] | None = []
+        self._first_uses = 0
         self._block_tokens = 0
         self._shared: ReuseDistances | None = None
         self._apart: dict[str, ReuseDistances] = {}
@@ -82,7 +85,8 @@ class Savings:
             self._use(call)
             return
         self._first.append(call)
-        if len(self._first) >= FIRST_CALLS:
+        self._first_uses += len(call.blocks)
+        if len(self._first) >= FIRST_CALLS or self._first_uses >= FIRST_USES:
             self._begin()
 
     def found(self) -> list[Saving]:

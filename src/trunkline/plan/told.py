@@ -39,8 +39,9 @@ def sentences(found: dict[str, Any]) -> list[str]:
 def doubts(found: dict[str, Any]) -> list[str]:
     """What stands behind the figures, and what was wrong with the log."""
     log, fleet, routing = found["log"], found["fleet"], found["routing"]
+    workers = counted(fleet["workers"], "worker")
     told = [
-        f"assumed: {fleet['workers']} workers with {fleet['cache_gib']:g} GiB for KV each,"
+        f"assumed: {workers} with {fleet['cache_gib']:g} GiB for KV each,"
         f" {fleet['kv_kib_per_token']:g} KiB a token ({fleet['cache_tokens']:,} tokens), a"
         f" prefill of {fleet['prefill_tokens_per_s']:,.0f} tokens a second; caches begin empty, and"
         " last tokens are always computed"
@@ -48,7 +49,7 @@ def doubts(found: dict[str, Any]) -> list[str]:
     if routing["requests"] < routing["of_requests"]:
         told.append(
             f"routing was tried on the busiest {routing['requests']:,} of"
-            f" {routing['of_requests']:,} requests ({routing['span_s']:,.0f} s)"
+            f" {routing['of_requests']:,} requests ({_seconds(routing['span_s'])})"
         )
     if routing["block_tokens"] != log["block_tokens"]:
         told.append(f"routing took blocks together, to {routing['block_tokens']:,} tokens")
@@ -73,7 +74,10 @@ def doubts(found: dict[str, Any]) -> list[str]:
             " guessed from the text; --bytes-per-token or --tokenizer-path bring it nearer"
         )
     if log["other_lines"]:
-        told.append(f"{log['other_lines']:,} lines are about something else than a prompt")
+        is_or_are = "is" if log["other_lines"] == 1 else "are"
+        told.append(
+            f"{counted(log['other_lines'], 'line')} {is_or_are} about something else than a prompt"
+        )
     for reason, what in log["malformed_by_reason"].items():
         more = ", ..." if what["count"] > len(what["first"]) else ""
         told.append(f"left out: {what['count']:,} x {reason} ({', '.join(what['first'])}{more})")
@@ -95,8 +99,8 @@ def page(found: dict[str, Any], title: str) -> str:
     log = found["log"]
     lines = [title, "=" * len(title), ""]
     lines.append(
-        f"{log['requests']:,} requests, {log['prompt_tokens']:,} prompt tokens,"
-        f" {log['span_s']:,.0f} s; {log['malformed']:,} lines left out"
+        f"{counted(log['requests'], 'request')}, {log['prompt_tokens']:,} prompt tokens,"
+        f" {_seconds(log['span_s'])}; {counted(log['malformed'], 'line')} left out"
     )
     for text in sentences(found):
         lines += ["", *textwrap.wrap(text, MAX_COLUMNS)]
@@ -127,10 +131,12 @@ def _of_savings(found: dict[str, Any]) -> list[str]:
         return ["No prompt begins like an earlier one: a prefix cache would save nothing here."]
     rows = savings["by_cache"]
     one = next(row for row in rows if row["gib"] == fleet["cache_gib"])
+    count = fleet["workers"]
+    everyone = "the one worker" if count == 1 else f"all {count} workers"
     whole = next(row for row in rows if row["gib"] == fleet["cache_gib"] * fleet["workers"])
     return [
         f"A prefix cache without limit would save {ceiling:.1%} of all prompt tokens. One cache of"
-        f" {one['gib']:g} GiB saves {one[SHARED]:.1%}; the memory of all {fleet['workers']} workers"
+        f" {one['gib']:g} GiB saves {one[SHARED]:.1%}; the memory of {everyone}"
         f" as one ({whole['gib']:,.0f} GiB) {whole[SHARED]:.1%}."
     ]
 
@@ -144,12 +150,18 @@ def _of_routing(found: dict[str, Any]) -> list[str]:
     within, blindly, by_turns, at_best = (
         shown_time(row["ttft_ms"]["p95"]) for row in (ours, blind, turns, best)
     )
-    return [
-        f"With {OURS} {found['fleet']['workers']} workers would hit {ours['hit_tokens_ratio']:.1%}"
+    workers = counted(found["fleet"]["workers"], "worker")
+    told = (
+        f"With {OURS} {workers} would hit {ours['hit_tokens_ratio']:.1%}"
         f" and give the first token within {within} (95 of 100 requests); {LEAST_QUEUE}"
         f" {blind['hit_tokens_ratio']:.1%} and {blindly}, {ROUND_ROBIN}"
-        f" {turns['hit_tokens_ratio']:.1%} and {by_turns}. That is {abs(computed):.0%}"
-        f" {'less' if computed >= 0 else 'more'} prefill than {LEAST_QUEUE}. Of the other routers"
+        f" {turns['hit_tokens_ratio']:.1%} and {by_turns}."
+    )
+    if abs(computed) < _POINT:
+        return [f"{told} Whom a request goes to makes no difference to what is computed here."]
+    return [
+        f"{told} That is {abs(computed):.0%}"
+        f" {'less' if computed > 0 else 'more'} prefill than {LEAST_QUEUE}. Of the other routers"
         f" {best['router']} comes first: {best['hit_tokens_ratio']:.1%} and {at_best}."
     ]
 
@@ -161,11 +173,10 @@ def _of_goal(found: dict[str, Any]) -> list[str]:
     what = f"A first token within {within} for {goal['share']:.0%} of the requests"
     if ours is None:
         return [
-            f"{what} is out of reach at this prefill speed with up to {MAX_GOAL_WORKERS} workers:"
-            " more of the prompts that nobody has take longer by themselves."
+            f"{what} is out of reach at this prefill speed with up to {MAX_GOAL_WORKERS} workers."
         ]
     more = f"with {LEAST_QUEUE} {blind}" if blind else f"with {LEAST_QUEUE} it is out of reach"
-    return [f"{what} needs {ours} workers; {more}."]
+    return [f"{what} needs {counted(ours, 'worker')}; {more}."]
 
 
 def _of_pulls(found: dict[str, Any]) -> list[str]:
@@ -178,7 +189,8 @@ def _of_pulls(found: dict[str, Any]) -> list[str]:
         ]
     return [
         f"Pulling KV over {fleet['link_gbit']:g} Gbit/s pays from {row['tokens']:,.0f} tokens on;"
-        f" {row['calls']:,} requests would have won {row['saved_ms'] / 1e3:,.0f} s of prefill."
+        f" {counted(row['calls'], 'request')} would have won {row['saved_ms'] / 1e3:,.0f} s of"
+        " prefill."
     ]
 
 
@@ -221,7 +233,7 @@ def _savings_sheet(found: dict[str, Any]) -> Sheet:
 
 def _routing_sheet(found: dict[str, Any]) -> Sheet:
     return Sheet(
-        title=f"Routing at {found['fleet']['workers']} workers",
+        title=f"Routing at {counted(found['fleet']['workers'], 'worker')}",
         note="A model that ranks routers; it does not predict absolute latency. Others' are short"
         " versions of their published rules. The limit: one cache of the fleet's size.",
         head=["", "hit tokens", "prefill", "TTFT mean", "p50", "p95", "p99", "busiest/mean"],
@@ -301,6 +313,16 @@ def shown_sizes(savings: dict[str, Any]) -> list[dict[str, Any]]:
     rows, ceiling = savings["by_cache"], savings["ceiling"][SHARED]
     enough = next((n for n, row in enumerate(rows) if row[SHARED] >= ENOUGH * ceiling), len(rows))
     return rows[: max(2, enough + 1)]
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of them, in the singular where it is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _seconds(span_s: float) -> str:
+    """A short log is not shown as none."""
+    return f"{span_s:,.0f} s" if span_s >= 10.0 else f"{span_s:.3g} s"
 
 
 def shown_time(ms: float) -> str:

@@ -12,6 +12,21 @@ class ChatTemplate(Protocol):
     digest: str
     """Hex digest of the template and the special tokens it may print; part of the namespace."""
 
+    @property
+    def takes_parts(self) -> bool:
+        """It goes through contents part by part; else it is given one text for each message."""
+        ...
+
+    @property
+    def wants_system_first(self) -> bool:
+        """It takes no system message behind others."""
+        ...
+
+    @property
+    def effort_without_thinking(self) -> str:
+        """The `reasoning_effort` that stands for thinking switched off."""
+        ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -22,8 +37,9 @@ class ChatTemplate(Protocol):
         `add_special_tokens=False`).
 
         `messages` and `tools` are decoded JSON and stay unchanged. `options` are
-        `add_generation_prompt` (True unless given or continuing), `continue_final_message`, and
-        further names for the template. Raises ValueError that says what the template objects to,
-        without prompt text of its own.
+        `add_generation_prompt` (True unless given or continuing), `continue_final_message`,
+        `calls_as_given` (the fields of calls stay in their order), and further names for the
+        template. Raises ValueError that says what the template objects to, without prompt text of
+        its own.
         """
         ...

@@ -6,6 +6,7 @@ there; neither imports the other. Plain records and two Protocols.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,7 +27,8 @@ class Endpoint:
     port: int
     host_header: str
     base_path: str = ""
-    is_tls: bool = False
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """Whose certificates are believed there; None where it speaks plain HTTP."""
     api_key: str = field(default="", repr=False)
 
 
@@ -44,17 +46,20 @@ class EngineKind(Enum):
         """A POST there empties the prefix cache, where the engine offers that."""
         return "/flush_cache" if self is EngineKind.SGLANG else "/reset_prefix_cache"
 
-    def keeps_salt(self, path: str) -> bool:
-        """Whether the salt of a request to this path reaches the cache. On paths that we know
-        nothing of, the operator says so (`--tenant-paths`); of SGLang we know that these few do.
-        """
-        if self is not EngineKind.SGLANG:
-            return True
-        return path.partition("?")[0].rstrip("/") in _SGLANG_SALTED
-
 
 _SGLANG_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 """Its Anthropic, embedding and scoring paths take none (0.5.23)."""
+
+_VLLM_SALTED_LATE = frozenset({
+    "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score",
+    "/score",
+})  # fmt: skip
+"""Paths of vLLM that took no salt in earlier releases, where all callers shared a cache; on others
+that we read, every release does."""
+_UNSALTED = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Forms, which have no room for a salt."""
+_VLLM_SALTS_ALL = (0, 32)
+"""The release in which we read that they do."""
 
 
 class AttemptEnd(Enum):
@@ -68,6 +73,10 @@ class AttemptEnd(Enum):
     """A deadline went by: a failure, and one that health probes may not see."""
     CLIENT_GONE = "client-gone"
     """The client left; says nothing about the worker."""
+    UNHEARD = "unheard"
+    """The head of the answer was well, and another proxy carried the rest of it: how that went was
+    not told.
+    """
 
 
 def ignore_sent() -> None:
@@ -149,6 +158,8 @@ class Target:
     max_model_len: int | None = None
     """Longest prompt that it takes; None where it does not say."""
     engine: EngineKind = EngineKind.UNKNOWN
+    release: tuple[int, ...] = ()
+    """The engine's release; empty where it does not say."""
     models: frozenset[str] = frozenset()
     """The names that it answers to, adapters included; empty where that is not known."""
     agent: WorkerAgent | None = None
@@ -166,6 +177,25 @@ class Target:
     on_sent: Callable[[], None] = ignore_sent
     on_ended: Callable[[AttemptEnd], None] = ignore_ended
     """Told of each attempt once when it is sent and once when it ends, for the breaker."""
+
+    def ttl_ms(self, keep_ms: float) -> float:
+        """How long a decision counts as residency there that asks for so much. Events know better
+        than any wish.
+        """
+        return self.predicted_ttl_ms if self.is_exact else max(self.predicted_ttl_ms, keep_ms)
+
+    def keeps_salt(self, path: str) -> bool:
+        """Whether the salt of a request to this path reaches the cache. On paths that we know
+        nothing of, the operator says so (`--tenant-paths`); of SGLang we know that few do.
+        """
+        plain = path.partition("?")[0].rstrip("/")
+        if plain in _UNSALTED:
+            return False
+        if self.engine is EngineKind.SGLANG:
+            return plain in _SGLANG_SALTED
+        if self.engine is EngineKind.TRUNKLINE or plain not in _VLLM_SALTED_LATE:
+            return True
+        return self.release >= _VLLM_SALTS_ALL
 
 
 class Targets(Protocol):

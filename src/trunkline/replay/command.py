@@ -26,6 +26,7 @@ from trunkline.replay.figures import specimen
 from trunkline.replay.formats import ReadOptions, TraceFormat, read_trace
 from trunkline.replay.page import render_page
 from trunkline.replay.plan import FleetPlan, StartFleet
+from trunkline.replay.plots import require_matplotlib
 from trunkline.replay.probe import probe
 from trunkline.replay.progress import Progress
 from trunkline.replay.prompts import PromptOptions
@@ -62,7 +63,7 @@ async def run(arguments: argparse.Namespace, parts: ReplayParts) -> int:
     bars = _bars(arguments, policies)
     requests, workload = load_requests(arguments, arguments.traces_dir or parts.traces_dir)
     if arguments.html is not None:
-        _refuse_without_matplotlib()
+        require_matplotlib()
     for url in arguments.target:
         await probe(url, arguments.api_key, parts.fetch)
     runs: list[PolicyRun] = []
@@ -238,11 +239,3 @@ def _policies(text: str) -> list[str]:
         hint = f"did you mean {near}?" if near else f"known are {', '.join(POLICIES)}"
         raise ConfigError(f"--policies: no policy {unknown!r}; {hint}")
     return names
-
-
-def _refuse_without_matplotlib() -> None:
-    """Before the run rather than after it."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--html needs matplotlib: pip install 'trunkline[report]'")

@@ -117,6 +117,11 @@ def series_colour(index: int) -> str:
     return _SERIES_COLOURS[min(index, SERIES - 1)]
 
 
+def line_colour() -> str:
+    """That of what is there to be looked past."""
+    return _GRID
+
+
 def _thinned(count: int) -> list[int]:
     """Indexes of at most some hundred points, the last one among them."""
     if count <= MAX_CURVE_POINTS:
@@ -145,13 +150,8 @@ def _time_label(value_ms: float, _position: int) -> str:
 
 def svg(draw: Callable[[Any], None]) -> str:
     """What `draw` puts on the axes that it is given. Raises ConfigError without matplotlib."""
-    try:
-        matplotlib: Any = import_module("matplotlib")  # Any: optional, so its types are too
-        figures: Any = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError(
-            "a page with plots needs matplotlib: pip install 'trunkline[report]'"
-        ) from error
+    matplotlib = require_matplotlib()
+    figures: Any = import_module("matplotlib.figure")
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure = figures.Figure(figsize=(7.6, 3.6), layout="constrained")
@@ -160,6 +160,16 @@ def svg(draw: Callable[[Any], None]) -> str:
         draw(axes)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _inline(buffer.getvalue())
+
+
+def require_matplotlib() -> Any:  # optional, so its types are too
+    """Before what takes long rather than after it. Raises ConfigError where it is not installed."""
+    try:
+        return import_module("matplotlib")
+    except ImportError as error:
+        raise ConfigError(
+            "a page with plots needs matplotlib: pip install 'trunkline[report]'"
+        ) from error
 
 
 def _inline(svg: str) -> str:

@@ -6,6 +6,8 @@ next.
 
 from __future__ import annotations
 
+import ssl
+
 from trunkline.errors import ConfigError, WorkerLost, WorkerTimeout
 from trunkline.ports.worker import Endpoint, Fetch
 from trunkline.replay.client import Target
@@ -25,7 +27,7 @@ async def probe(url: str, api_key: str, fetch: Fetch) -> None:
         port=target.port,
         host_header=target.host_header,
         base_path=target.base_path,
-        is_tls=target.is_tls,
+        tls=ssl.create_default_context() if target.is_tls else None,
         api_key=api_key,
     )
     shown = f"{'https' if target.is_tls else 'http'}://{target.host_header}{target.base_path}"

@@ -6,14 +6,12 @@ Must never: touch the cache but through `engine.py`. Read `requests.py` for what
 
 from __future__ import annotations
 
-import hashlib
-import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,24 +20,28 @@ from starlette.types import Receive, Scope, Send
 from trunkline.ports.clock import Clock
 from trunkline.ports.publisher import EventPublisher
 from trunkline.ports.tokenizer import Tokenizer
-from trunkline.worker.answers import Answer, error_body
+from trunkline.worker.answers import Answer
+from trunkline.worker.batches import BatchAnswer, part_of, terms_of_another
 from trunkline.worker.blocks import STOCK, Terms
-from trunkline.worker.bodies import read_body
+from trunkline.worker.bodies import json_body
 from trunkline.worker.engine import Engine
 from trunkline.worker.faults import Faults
 from trunkline.worker.jobs import Job, QueueFull
 from trunkline.worker.labels import LabelBook
+from trunkline.worker.messages import MessagesVoice, chat_body
+from trunkline.worker.messages import error_body as messages_error
 from trunkline.worker.metrics import Metrics
 from trunkline.worker.orders import HEADER as PULL_HEADER
 from trunkline.worker.orders import order_from
+from trunkline.worker.pooling import pooling_routes
 from trunkline.worker.pulls import PullCall
 from trunkline.worker.requests import BadRequest, Generation, Reader
+from trunkline.worker.responses import ResponseStore, ResponsesVoice, asked_of
 from trunkline.worker.storage import Storage
 from trunkline.worker.ticket import HEADER, bad_header, ticket_from
+from trunkline.worker.voices import OpenAiVoice, Said, Voice, error_body
 
 VERSION = "0.32.0+trunkline"
-_MAX_BODY_BYTES = 64 << 20
-_EMBEDDING_WIDTH = 64
 _MAX_NAME_CHARACTERS = 256
 # Said in place of a host in an announced endpoint; the socket itself is bound to the worker's host.
 _PUBLISHER_BINDS = "*"
@@ -71,6 +73,7 @@ class Api:
     """None where nothing is behind the device."""
     tells_reuse: bool = True
     """Whether usage says how much of a prompt was cached."""
+    store: ResponseStore = field(default_factory=ResponseStore)
     _served: int = 0
     _pieces: dict[int, str] = field(default_factory=dict[int, str])
     """Text of single tokens, at most one entry for each id of the vocabulary."""
@@ -80,7 +83,10 @@ class Api:
         return [
             Route("/v1/chat/completions", self.chat, methods=post),
             Route("/v1/completions", self.completion, methods=post),
-            Route("/v1/embeddings", self.embeddings, methods=post),
+            Route("/v1/messages", self.messages, methods=post),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=post),
+            Route("/v1/responses", self.responses, methods=post),
+            *pooling_routes(self.reader),
             Route("/v1/models", self.models),
             Route("/health", self.health),
             Route("/ping", self.health, methods=["GET", "POST"]),
@@ -94,16 +100,48 @@ class Api:
         ]
 
     async def chat(self, request: Request) -> Response | Answer | Hanging:
-        return await self._answer(request, is_chat=True)
+        return await self._answer(request, await json_body(request))
 
-    async def completion(self, request: Request) -> Response | Answer | Hanging:
-        return await self._answer(request, is_chat=False)
+    async def completion(self, request: Request) -> Response | Answer | BatchAnswer | Hanging:
+        body = await json_body(request)
+        if (refused := self._refused()) is not None:
+            return refused
+        batch = self.reader.batch(body)
+        if len(batch) == 1:
+            return self._submitted(request, batch[0])
+        parts: list[Answer] = []
+        rank, first = self._rank_for(request), True
+        for generation in batch:
+            part = self._submitted(request, part_of(generation), rank=rank, is_first=first)
+            if not isinstance(part, Answer):
+                for begun in parts:
+                    begun.engine.abort(begun.job)
+                return part
+            parts.append(part)
+            first = False
+        return BatchAnswer(parts=parts, includes_usage=batch[0].includes_usage)
+
+    async def messages(self, request: Request) -> Response | Answer | Hanging:
+        body = chat_body(await json_body(request), self.reader.template)
+        return await self._answer(request, body, voice_of=MessagesVoice)
+
+    async def responses(self, request: Request) -> Response | Answer | Hanging:
+        asked = asked_of(await json_body(request), self.store)
+        voice_of = partial(ResponsesVoice, asked=asked, store=self.store)
+        return await self._answer(request, asked.chat, voice_of=voice_of, name=asked.name)
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = chat_body(await json_body(request), self.reader.template, is_count=True)
+        self.reader.check_model(body)
+        count = len(self.reader.chat_prompt(body))
+        original = {"original_input_tokens": count}
+        return JSONResponse({"input_tokens": count, "context_management": original})
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200)
 
     async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": VERSION})
+        return JSONResponse({"version": self.faults.told_version or VERSION})
 
     async def load(self, request: Request) -> Response:
         busy = sum(rank.engine.running + rank.engine.waiting for rank in self.ranks)
@@ -126,7 +164,7 @@ class Api:
         return JSONResponse({"object": "list", "data": [card]})
 
     async def tokenize(self, request: Request) -> Response:
-        body = await _json_body(request)
+        body = await json_body(request)
         self.reader.check_model(body)
         is_chat = "messages" in body
         read = self.reader.chat_prompt if is_chat else self.reader.completion_prompt
@@ -135,26 +173,12 @@ class Api:
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
-        body = await _json_body(request)
+        body = await json_body(request)
         ids = body.get("tokens")
         if not isinstance(ids, list):
             raise BadRequest("tokens must be a list of token ids", "tokens")
         packed = self.reader.token_ids(cast("list[Any]", ids), "tokens")
         return JSONResponse({"prompt": self.tokenizer.decode(packed)})
-
-    async def embeddings(self, request: Request) -> Response:
-        """A deterministic vector for each input; it means nothing."""
-        body = await _json_body(request)
-        self.reader.check_model(body)
-        given = body.get("input")
-        inputs: list[Any] = cast("list[Any]", given) if isinstance(given, list) else [given]
-        if not inputs or not all(isinstance(one, str | list) for one in inputs):
-            raise BadRequest("input must be a text or a list of texts", "input")
-        data = [
-            {"object": "embedding", "index": index, "embedding": _embedding(one)}
-            for index, one in enumerate(inputs)
-        ]
-        return JSONResponse({"object": "list", "model": self.reader.model, "data": data})
 
     async def reset(self, request: Request) -> Response:
         if self.storage is not None:
@@ -174,7 +198,9 @@ class Api:
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
                 "endpoint": as_bound(rank.publisher.endpoint),
-                "replay_endpoint": rank.publisher.replay_endpoint,
+                "replay_endpoint": None
+                if self.faults.has_no_replay
+                else rank.publisher.replay_endpoint,
                 "buffer_steps": rank.publisher.buffer_batches,
                 "hwm": 100_000,
                 "max_queue_size": 100_000,
@@ -185,22 +211,47 @@ class Api:
         }
         return JSONResponse(sources)
 
-    async def _answer(self, request: Request, *, is_chat: bool) -> Response | Answer | Hanging:
-        body = await _json_body(request)
+    async def _answer(
+        self,
+        request: Request,
+        body: dict[str, Any],
+        *,
+        voice_of: Callable[[Said], Voice] = OpenAiVoice,
+        name: str = "",
+    ) -> Response | Answer | Hanging:
+        if (refused := self._refused()) is not None:
+            return refused
+        generation = self.reader.generation(body, is_chat=True)
+        answer = self._submitted(request, generation)
+        if not isinstance(answer, Answer):
+            return answer
+        return replace(answer, voice_of=voice_of, id=name or answer.id)
+
+    def _refused(self) -> Response | Hanging | None:
         if self.faults.is_unavailable:
             return error_response(503, "the worker was told to fail", "ServiceUnavailableError")
-        if self.faults.is_hanging:
-            return Hanging()
-        generation = self.reader.generation(body, is_chat=is_chat)
+        return Hanging() if self.faults.is_hanging else None
+
+    def _submitted(
+        self,
+        request: Request,
+        generation: Generation,
+        *,
+        rank: Rank | None = None,
+        is_first: bool = True,
+    ) -> Response | Answer:
+        """The answer to one prompt, which is computed from now on. What stands beside the body of
+        a batch, but for whose it is, is about its first prompt.
+        """
         terms, call = STOCK, None
         if self.takes_tickets:
-            terms = self._terms(request, generation)
-            call = self._call(request, terms)
+            terms = self._terms(request, generation, is_first)
+            call = self._call(request, terms) if is_first else None
         if self.faults.is_ignoring_salt:
             generation, terms, call = replace(generation, salt=None, regions=()), STOCK, None
         if self.faults.has_no_prefix_cache:
             terms = replace(terms, reuses=False)
-        rank = self._rank_for(request)
+        rank = rank or self._rank_for(request)
         if call is None and self._waits_for_kv(rank, generation, terms):
             call = PullCall(None)
         try:
@@ -211,7 +262,7 @@ class Api:
             return error_response(503, str(full), "ServiceUnavailableError")
         self._served += 1
         storage = self.storage
-        kind = "chatcmpl" if is_chat else "cmpl"
+        kind = "chatcmpl" if generation.is_chat else "cmpl"
 
         def label(generation: Generation, job: Job) -> None:
             assert job.sequence is not None
@@ -238,8 +289,10 @@ class Api:
             return given
         return f"{self.id_prefix}-{self._served:x}"
 
-    def _terms(self, request: Request, generation: Generation) -> Terms:
+    def _terms(self, request: Request, generation: Generation, is_first: bool) -> Terms:
         ticket = ticket_from(request.headers.raw)
+        if not is_first:
+            return terms_of_another(Terms(ticket=ticket))
         regions = generation.regions
         if ticket is not None and len(ticket.regions) != len(regions):
             raise BadRequest(
@@ -301,22 +354,12 @@ async def on_bad_request(request: Request, error: Exception) -> Response:
     """Exception handler of the application."""
     assert isinstance(error, BadRequest)
     kind = "NotFoundError" if error.status == 404 else "BadRequestError"
+    if request.url.path.startswith("/v1/messages"):
+        told = messages_error(kind, str(error))
+        return Response(told, status_code=error.status, media_type="application/json")
     return error_response(error.status, str(error), kind, error.param)
 
 
 def as_bound(endpoint: str) -> str:
     """In the engine's words a concrete host means a publisher that connects; ours binds."""
     return f"tcp://{_PUBLISHER_BINDS}:{endpoint.rpartition(':')[2]}"
-
-
-async def _json_body(request: Request) -> dict[str, Any]:
-    raw = await read_body(request, _MAX_BODY_BYTES)
-    try:
-        return msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest("the body is not a JSON object") from error
-
-
-def _embedding(value: str | list[Any]) -> list[float]:
-    packed = json.dumps(value).encode("utf-8")
-    return [byte / 127.5 - 1 for byte in hashlib.shake_128(packed).digest(_EMBEDDING_WIDTH)]

@@ -16,6 +16,8 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from types import FrameType
 
 import msgspec
@@ -74,11 +76,25 @@ class Worker:
     storage: Storage | None
 
 
-def run_worker(options: WorkerOptions, parts: WorkerParts) -> None:
+def run_worker(options: WorkerOptions, parts: WorkerParts, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; one line of JSON on stdout says that it is ready, and
-    where. Raises OSError for an address or a folder that cannot be had.
+    where. Raises OSError for another address, or a folder, that cannot be had.
     """
-    uvloop.run(_serve(options, parts))
+    uvloop.run(_serve(options, parts, listener))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """What `run_worker` serves at. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def build_app(
@@ -234,8 +250,7 @@ def _build_heart(options: WorkerOptions, parts: WorkerParts, ranks: list[Rank]) 
     )
 
 
-async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
-    listener = _listen(options.host, options.port)
+async def _serve(options: WorkerOptions, parts: WorkerParts, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     address = host_port(host, port)
     options = replace(options, worker_id=options.worker_id or address)
@@ -252,6 +267,9 @@ async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
     worker = build_app(options, parts, announce)
     if worker.storage is not None:
         worker.storage.start()
+    faults = options.faults
+    keep_alive_s = KEEP_ALIVE_S if faults.keep_alive_ms is None else faults.keep_alive_ms / 1e3
+    told = format_datetime(datetime.fromtimestamp(parts.clock.wall() + faults.clock_off_s, UTC))
     config = uvicorn.Config(
         worker.app,
         http="httptools",
@@ -259,21 +277,14 @@ async def _serve(options: WorkerOptions, parts: WorkerParts) -> None:
         lifespan="on",
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        # The type says whole seconds; it is handed to `wait_for`, which takes any.
+        # The types say whole seconds; both are handed to what takes any.
+        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
+        date_header=not faults.clock_off_s,
+        headers=[("date", told)] if faults.clock_off_s else None,
         timeout_graceful_shutdown=options.drain_grace_ms / 1e3,  # type: ignore[arg-type]
         backlog=_BACKLOG,
     )
     await _Server(config).serve(sockets=[listener])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(_BACKLOG)
-    return listener
 
 
 class _Server(uvicorn.Server):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from trunkline.worker.requests import BadRequest
+
+MAX_BODY_BYTES = 64 << 20
 
 
 async def read_body(request: Request, max_bytes: int) -> bytearray:
@@ -18,3 +23,12 @@ async def read_body(request: Request, max_bytes: int) -> bytearray:
     except ClientDisconnect as error:
         raise BadRequest("the client left") from error
     return raw
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """Raises BadRequest."""
+    raw = await read_body(request, MAX_BODY_BYTES)
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest("the body is not a JSON object") from error

@@ -35,6 +35,10 @@ FAULT_KINDS = (
     "other-tokens",
     "told-block-size:TOKENS",
     "other-hashes",
+    "keep-alive:MS",
+    "clock-off:SECONDS",
+    "told-version:RELEASE",
+    "no-replay",
 )
 
 
@@ -70,6 +74,14 @@ class Faults:
     """Its metrics tell this block size; 0 for the right one."""
     has_other_hashes: bool = False
     """Events call blocks otherwise than other workers' do."""
+    keep_alive_ms: float | None = None
+    """Idle connections are closed after this; None as the engine does."""
+    clock_off_s: float = 0.0
+    """Its clock, as answers tell it, is so far before the true one, from its start on."""
+    told_version: str = ""
+    """Its release; empty for the true one."""
+    has_no_replay: bool = False
+    """It announces no way to have events again."""
 
 
 def parse_faults(words: Sequence[str]) -> Faults:
@@ -85,7 +97,7 @@ def parse_faults(words: Sequence[str]) -> Faults:
     return faults
 
 
-def _setting(kind: str, argument: str) -> dict[str, bool | float | int]:
+def _setting(kind: str, argument: str) -> dict[str, bool | float | int | str]:
     match kind:
         case "slow":
             return {"slow_factor": _number(argument, 0.01, 10_000)}
@@ -95,6 +107,12 @@ def _setting(kind: str, argument: str) -> dict[str, bool | float | int]:
             return {"late_events_ms": _number(argument, 0, 3_600_000)}
         case "told-block-size":
             return {"told_block_tokens": int(_number(argument, 1, 65_536))}
+        case "keep-alive":
+            return {"keep_alive_ms": _number(argument, 1, 600_000)}
+        case "clock-off":
+            return {"clock_off_s": _number(argument, -1e9, 1e9)}
+        case "told-version":
+            return {"told_version": argument[:64]}
         case "drop-events":
             return {"drop_events_rate": _number(argument, 0, 1)}
         case _:
@@ -110,6 +128,7 @@ def _setting(kind: str, argument: str) -> dict[str, bool | float | int]:
                 "no-usage-details": "has_no_usage_details",
                 "other-tokens": "has_other_tokens",
                 "other-hashes": "has_other_hashes",
+                "no-replay": "has_no_replay",
             }
             if argument or kind not in flags:
                 raise ValueError(kind)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from trunkline.kv.tickets import MAX_REGIONS
 from trunkline.ports.template import ChatTemplate
 from trunkline.ports.tokenizer import Tokenizer
+from trunkline.worker.media import with_media_as_text
 
 MAX_STOPS = 16
 MAX_LABELS = 16
+MAX_PROMPTS = 256  # of a batch, as a gateway takes
 MAX_REGION_BLOCKS = 1 << 20
 MAX_SALT_CHARACTERS = 1_024
 _MAX_LABEL_CHARACTERS = 64
@@ -74,9 +76,32 @@ class Reader:
     def generation(self, body: Mapping[str, Any], *, is_chat: bool) -> Generation:
         """Raises BadRequest."""
         self.check_model(body)
+        return self._of_prompt(body, self.chat_prompt(body) if is_chat else None)
+
+    def batch(self, body: Mapping[str, Any]) -> list[Generation]:
+        """One for each prompt of a completion. What a gateway says of a prompt, where its public
+        beginning ends and what it calls its prefixes, it says of the first. Raises BadRequest.
+        """
+        self.check_model(body)
+        given: Any = body.get("prompt")  # any JSON
+        if not _is_batch(given):
+            return [self._of_prompt(body)]
+        prompts = cast("list[Any]", given)
+        if len(prompts) > MAX_PROMPTS:
+            raise BadRequest(
+                f"prompt has {len(prompts)}, at most {MAX_PROMPTS} are taken", "prompt"
+            )
+        read = [self._of_prompt({**body, "prompt": prompt}) for prompt in prompts]
+        return [read[0], *(replace(one, regions=(), labels=()) for one in read[1:])]
+
+    def _of_prompt(
+        self, body: Mapping[str, Any], chat_prompt: array[int] | None = None
+    ) -> Generation:
+        """Of a completion, where there is no prompt of a chat."""
+        is_chat = chat_prompt is not None
         if _whole(body, "n", 1) != 1:
             raise BadRequest("only n=1 is served", "n")
-        prompt = self.chat_prompt(body) if is_chat else self.completion_prompt(body)
+        prompt = self.completion_prompt(body) if chat_prompt is None else chat_prompt
         if not prompt:
             raise BadRequest("the prompt has no tokens", "messages" if is_chat else "prompt")
         wanted = _whole(body, "max_tokens", None)
@@ -129,10 +154,11 @@ class Reader:
         for name in ("add_generation_prompt", "continue_final_message"):
             if body.get(name) is not None:
                 options[name] = _flag(body, name)
+        if body.get("reasoning_effort") is not None:
+            options["reasoning_effort"] = body["reasoning_effort"]
+        shown = with_media_as_text(cast("list[dict[str, Any]]", messages))
         try:
-            text = self.template.render(
-                cast("list[dict[str, Any]]", messages), cast("list[dict[str, Any]]", tools), options
-            )
+            text = self.template.render(shown, cast("list[dict[str, Any]]", tools), options)
         except ValueError as error:
             raise BadRequest(str(error), "messages") from error
         return self._encoded(text, _flag(body, "add_special_tokens"))
@@ -140,8 +166,8 @@ class Reader:
     def completion_prompt(self, body: Mapping[str, Any]) -> array[int]:
         """A text, or token ids."""
         prompt: Any = body.get("prompt")  # any JSON
-        if isinstance(prompt, list) and len(cast("list[Any]", prompt)) == 1:
-            prompt = _opened(cast("list[Any]", prompt))
+        if _is_batch(prompt) and len(prompt) == 1:
+            (prompt,) = prompt
         if isinstance(prompt, str):
             return self._encoded(prompt, _flag(body, "add_special_tokens", True))
         if not isinstance(prompt, list):
@@ -164,10 +190,11 @@ class Reader:
             raise BadRequest("the text is not valid Unicode") from error
 
 
-def _opened(batch: list[Any]) -> Any:  # any JSON
-    """A batch of one prompt is that prompt; a list of one token id stays as it is."""
-    only: Any = batch[0]
-    return cast("Any", only) if isinstance(only, str | list) else batch
+def _is_batch(prompt: Any) -> bool:  # any JSON
+    """Whether it holds prompts; a list of token ids is one."""
+    return isinstance(prompt, list) and isinstance(
+        next(iter(cast("list[Any]", prompt)), 0), str | list
+    )
 
 
 def _whole(body: Mapping[str, Any], name: str, default: int | None) -> int | None:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
+from trunkline.core import simkv
 from trunkline.core.records import Instant, Tier
 from trunkline.core.transfer import Reason
 from trunkline.kv.catalogue import Erasure
@@ -144,6 +145,8 @@ class HostTier:
         block = sequence.blocks[index]
         if block.state is not _READY or not block.stamp.ns or block.domain is None:
             return Reason.NS  # a private copy, or of a request without a ticket
+        if simkv.checksum(block.kv) != block.checksum:
+            return Reason.DIGEST  # a digest that is made of it now would say that it is whole
         is_noted_now = self._notices.note(block.hash, self._noted(sequence, index))
         outcome = self.store.put(
             place_of(sequence, index), owner_of(block), block.kv, saved_ms=self.saved_ms(index)

@@ -5,6 +5,7 @@
     I3   after the ack of a revocation: no use (ground_truth.py), and no token leaves the gateway
     I3b  revisions and epochs never go back, in any holder's life
     I4 I12     picks.py, at each choice of a gateway
+    I10        records.py, at each ack and at rest
     I5   one end for each call; tokens without gap or repeat; usage as delivered; no bug on the way
     I9   at rest nothing is left: attempts, places, pins, connections, tasks
     LIVE what had to come back is back, 10 heartbeats after the faults
@@ -18,9 +19,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from faults.callers import Caller, Outcome, piece
-from faults.gate import Gate, lease_ends_s, subject_of_tenant, worker_name
+from faults.gate import BREAKER_PAUSE_S, Gate, lease_ends_s, subject_of_tenant, worker_name
 from faults.ground_truth import owner_of
+from faults.kv_rest import left_of_pulls
 from faults.picks import Picks
+from faults.records import Records
 from faults.setting import Call
 
 from trunkline.control.receipts import Receipt
@@ -54,6 +57,7 @@ class Checks:
         """Tenants whose revocation was acknowledged and who are not enabled again."""
         self.drained: dict[tuple[str, str], None] = {}
         """(gateway, worker)"""
+        self.records = Records(world)
         self._picks: dict[str, Picks] = {}
         """By gateway, of its newest life."""
         self._doomed: set[int] = set()
@@ -240,7 +244,7 @@ class Checks:
             state = next((state for state in usable if state.worker == name), None)
             if state is None:
                 why = next((e for w, e in excluded.items() if w == name), None)
-                if why in _TIMED:
+                if why in _TIMED or (why is Exclusion.BREAKER and _is_tried_soon(gate, name)):
                     self.doubted[gate.name, name] = None  # see `is_believed_again`
                 else:
                     world.violate("LIVE", f"{told} is not back: {why.value if why else 'unknown'}")
@@ -254,7 +258,7 @@ class Checks:
                 world.violate("LIVE", f"{name} knows revision {life.fence.freshness.rev}")
 
     def is_believed_again(self) -> None:
-        """LIVE: strikes fade, and who was ejected for them is let in again."""
+        """LIVE: strikes fade and breakers try again, and who was left out for them is let in."""
         for gateway, name in self.doubted:
             gate = self._world.gates[gateway]
             usable, excluded = gate.core.fleet.usable(gate.clock.boot())
@@ -263,7 +267,8 @@ class Checks:
                 self._world.violate("LIVE", f"{name} is not back when its doubts are over: {why}")
 
     def is_at_rest(self) -> None:
-        """I9 and DIR."""
+        """I9, I10 and DIR."""
+        self.records.is_at_rest()
         for gate in self._world.gates.values():
             self._gate_at_rest(gate)
             for life in self._world.lives.values():
@@ -279,7 +284,7 @@ class Checks:
             "late picks": front.counters.late_picks,
             "open clients": front.counters.open_clients,
             "open upstreams": front.counters.open_upstreams - front.pool.idle_count(),
-            "requests by tenant": len(front._running),
+            "requests by tenant": len(front._places),
             "waiting": gate.line.waiting_count,
             "tickets": len(gate.core.picker._tickets),
             "in flight": sum(s.queue.in_flight_count for s in states),
@@ -309,6 +314,8 @@ class Checks:
                 len(block.kv) != cache.block_bytes for block in resident
             ),
         }
+        if world.plane is not None:
+            left |= left_of_pulls(life, world.plane)
         for what, count in left.items():
             if count:
                 world.violate("I9", f"{what} at {life.name}: {count} are left")
@@ -363,3 +370,12 @@ class Checks:
             return None  # it has no lease
         most = (len(tokens) - 1) // block_tokens
         return min(most, gate.core.directory.match(keys.private).resident[slot])
+
+
+def _is_tried_soon(gate: Gate, name: str) -> bool:
+    """Whether its breaker opened, or let a trial through, so short a time ago that it may well be
+    open: a worker with a long queue fails requests without any fault.
+    """
+    breaker = gate.members._members[name]._guard._breaker
+    since = max(breaker._opened_at, breaker._trial_at or 0.0)
+    return gate.clock.now() - since < BREAKER_PAUSE_S * 1e3

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from faults.kv_net import address_of
 from faults.machines import Machine, MachineClock
 from faults.network import FaultyNet
-from faults.setting import Setting
+from faults.setting import KV_BYTES, Setting, transfer_key
 from faults.streams import Air, Publisher
 from uvicorn import Config as ServerConfig
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -71,12 +72,21 @@ class Life:
         self._net = net
         self._air = air
         self._nonce = draw.randbytes(16).hex()
+        self._draw = draw
         self._on_call = on_call
         self.machine.run(self._start)
 
     @property
     def engine(self) -> Engine:
         return self.built.ranks[0].engine
+
+    @property
+    def is_pulling(self) -> bool:
+        """Whether a pull is open, of either direction."""
+        exchange = self.built.storage.exchange if self.built.storage else None
+        if exchange is None:
+            return False
+        return bool(exchange.server._open_pulls or exchange.pulls._puller._open)
 
     def slow_down(self, factor: float) -> None:
         """Everything that it computes from now on takes so many times as long."""
@@ -92,9 +102,9 @@ class Life:
             self.machine.run(self.publisher.publish, ())
 
     def _start(self) -> None:
-        setting = self._setting
+        setting, pulls = self._setting, self._setting.pulls
         options = WorkerOptions(
-            profile=fifo_profile(setting.fixed_ms, setting.token_ms, setting.decode_ms, 4 << 10),
+            profile=fifo_profile(setting.fixed_ms, setting.token_ms, setting.decode_ms, KV_BYTES),
             block_size=setting.block_tokens,
             blocks=setting.capacity_blocks,
             max_model_len=min(4_096, setting.capacity_blocks * setting.block_tokens),
@@ -102,6 +112,15 @@ class Life:
             max_waiting=setting.max_waiting,
             seed=setting.seed,
         )
+        if pulls is not None:
+            options = replace(
+                options,
+                worker_id=self.name,
+                host_blocks=pulls.host_blocks,
+                pull_host=address_of(self.name),
+                link_gbit=pulls.link_gbit,
+                pull_patience_ms=pulls.patience_ms,
+            )
         self.publisher = self._air.open(buffer_batches=setting.ring_batches)
         parts = WorkerParts(
             tokenizer=tokenizer(),
@@ -109,9 +128,12 @@ class Life:
             make_publisher=lambda host, port, rank: self.publisher,
             clock=self.clock,
             boot_nonce=self._nonce,
-            draw=bytes,
+            draw=self._draw.randbytes,
+            transfer_key=transfer_key(setting) if pulls is not None else b"",
         )
         self.built = build_app(options, parts)
+        if self.built.storage is not None:
+            self.built.storage.start()
         guard = self.engine.cache._guard
         assert isinstance(guard, Fence)
         self.fence = guard

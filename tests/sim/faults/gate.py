@@ -1,9 +1,9 @@
 """One life of the gateway's process: the real parts, put together over the virtual network.
 
-Front, line, picker, router, directory, feeds, membership, tenancy, registry, lease loops and
-revoker are the product's own, as `wiring.py` and `authority.py` put them together; the store and
-the audit log are in memory. What outlives a process is in `Durable`. Read `world.py` for who starts
-and kills it.
+Front, line, picker, router, directory, feeds, membership, tenancy, registry, lease loops, revoker
+and audit log are the product's own, as `wiring.py` and `authority.py` put them together; what they
+keep is in memory. What outlives a process is in `Durable`. Read `world.py` for who starts and kills
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from functools import cache
 import msgspec
 from faults.machines import Machine, MachineClock
 from faults.network import FaultyNet
-from faults.setting import ORG, Setting
+from faults.records import SIGNER, Papers
+from faults.setting import ORG, Setting, transfer_key
 from faults.shared import Common, Reach
 from faults.streams import Air, Subscription
 from memory_bucket import ChainedMemory
@@ -41,17 +42,20 @@ from trunkline.config import (
     RoutingConfig,
     UpstreamConfig,
 )
+from trunkline.control.audit import AuditLog
+from trunkline.control.audit_reader import AuditReader
 from trunkline.control.book import Quota
 from trunkline.control.changes import Intent, OrgAdded, TenantAdded
 from trunkline.control.gateways import GatewayParts, Gateways
 from trunkline.control.holders import HolderParts
 from trunkline.control.holdings import Holdings
+from trunkline.control.ledger import Ledger
 from trunkline.control.load_sync import LoadSync
 from trunkline.control.membership import Membership
 from trunkline.control.mirrored_store import MirroredStore
 from trunkline.control.parts import MemberParts
 from trunkline.control.probe import fetch, post
-from trunkline.control.receipts import Erasure, Receipt
+from trunkline.control.receipts import Receipt
 from trunkline.control.registry import Committed, Registry
 from trunkline.control.restored import BackupWatch
 from trunkline.control.revocation import Revoker, RevokerParts
@@ -71,8 +75,10 @@ from trunkline.gateway.front import Front, FrontParts, Readiness, serve_front
 from trunkline.gateway.tenancy import Tenancy
 from trunkline.ports.store import StoreDown
 from trunkline.ports.worker import Endpoint, EventSource
+from trunkline.unfinished import finish_revocations
 
 PORT = 30_000
+BREAKER_PAUSE_S = 2.0
 BLOCK_KV_BYTES = 64
 """Bytes of KV a token in the simulated engine."""
 ME = Intent(actor="officer", reason="simulation")
@@ -110,19 +116,8 @@ class Durable:
     records: list[bytes] = field(default_factory=list[bytes])
     """The registry's log, or its copy where gateways share it."""
     lives: int = 0
-
-
-class _Audit:
-    """A log that takes everything at once."""
-
-    async def intent(self, action: str, subject: Subject, intent: Intent) -> None:
-        pass
-
-    async def outcome(self, receipt: Receipt, intent: Intent) -> None:
-        pass
-
-    async def erased(self, erasure: Erasure, intent: Intent) -> None:
-        pass
+    papers: Papers = field(default_factory=Papers)
+    """Its audit log."""
 
 
 class Gate:
@@ -143,6 +138,7 @@ class Gate:
         self.clock = MachineClock(loop=net, rate=rate, age_s=1e4)
         self.store = ChainedMemory(durable.records)
         """Its own, or its copy of the shared one."""
+        self.papers = durable.papers
         self.common = common
         self.reach: Reach
         self.gateways: Gateways | None = None
@@ -158,6 +154,8 @@ class Gate:
         self._whose = f"{self.name} {self.life}" if common else f"{self.life}"
         self._draw = random.Random(f"draws {setting.seed} {self._whose}").randbytes
         self.registry: Registry
+        self.audit: AuditLog
+        self.ledger: Ledger
         self.core: Core
         self.tenancy: Tenancy
         self.allowance: Allowance
@@ -171,6 +169,7 @@ class Gate:
     async def run(self) -> None:
         """Until it is killed."""
         await self._open_registry()
+        await self._open_audit()
         await self._know_tenants()
         self.core = self._core()
         self.tenancy = self._tenancy()
@@ -183,6 +182,8 @@ class Gate:
             self.revoker = await stack.enter_async_context(Revoker(self._revoker_parts(here)))
             self.registry.subscribe(self._take_in)
             tasks.begin(watch.run(self.registry, self.revoker), "restored backups")
+            tasks.begin(self.ledger.keep(observe.log), "audit log")
+            tasks.begin(self._finish_revocations(), "interrupted revocations")
             if self.gateways is not None:
                 await stack.enter_async_context(self.gateways)
                 tasks.begin(self.gateways.run(self.revoker, watch), "gateways")
@@ -212,8 +213,8 @@ class Gate:
         verb = self.revoker.revoke if bars else self.revoker.invalidate
         return await verb(subject, ME)
 
-    async def enable(self, subject: Subject) -> None:
-        await self.revoker.enable(subject, ME)
+    async def enable(self, subject: Subject) -> int | None:
+        return await self.revoker.enable(subject, ME)
 
     def is_apart(self) -> bool:
         """Whether it has no lease with the registry, as far as the world knows."""
@@ -261,6 +262,15 @@ class Gate:
         )
         self.gateways = Gateways(parts)
 
+    async def _open_audit(self) -> None:
+        self.audit = self.papers.log(self.name, self.life, self.clock)
+        await self.audit.open()
+        self.ledger = Ledger(self.registry, self.audit, is_shared=self.common is not None)
+
+    async def _finish_revocations(self) -> None:
+        reader = AuditReader(self.audit, keeper=self.papers.keeper, is_signed=SIGNER.is_signed)
+        await finish_revocations(self.registry, reader, self.revoker, observe.log)
+
     async def _know_tenants(self) -> None:
         if self.registry.rev or self.name not in ("gateway", "g0"):
             return
@@ -295,6 +305,7 @@ class Gate:
             seed=setting.seed,
             decision_header=False,
             virtual_nodes=16,
+            link_gbit=setting.pulls.link_gbit if setting.pulls else 25.0,
         )
         given = Given(
             tokenizer=tokenizer(),
@@ -304,6 +315,7 @@ class Gate:
             clock=self.clock,
             draw=self._draw,
             quota_of=self._quota,
+            transfer_key=transfer_key(setting) if setting.pulls else b"",
         )
         return assemble(Config(routing=self._routing), given)
 
@@ -348,7 +360,7 @@ class Gate:
             grants=self.grants,
             holders=self.holdings.all,
             here=here,
-            audit=_Audit(),
+            audit=self.ledger,
             clock=self.clock,
             log=observe.log,
             peers=self.gateways,
@@ -376,7 +388,7 @@ class Gate:
             breaker=BreakerConfig(
                 cb_failure_threshold=self.setting.breaker_threshold,
                 cb_success_threshold=1,
-                cb_timeout_duration_secs=2.0,
+                cb_timeout_duration_secs=BREAKER_PAUSE_S,
             ),
             routing=self._routing,
             default_block_tokens=16,
@@ -428,7 +440,7 @@ class Gate:
         )
         return FrontParts(
             picker=self.line,
-            models=lambda _principal: b"{}",
+            models=lambda _principal: [],
             readiness=lambda: Readiness(is_ready=True),
             clock=self.clock,
             dice=random.Random(f"dice {setting.seed} {self._whose}"),

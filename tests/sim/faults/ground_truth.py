@@ -16,12 +16,10 @@ from typing import Any
 from faults.callers import Prompts
 from faults.crew import Life
 from faults.gate import tenant_id
+from faults.kv_truth import Content, KvTruth, Owner
 from faults.setting import Call, Setting
 
 from trunkline.worker.blocks import BlockState
-
-Owner = tuple[object, ...] | None
-"""Whose cache; None for nobody's, as one who wants nothing kept."""
 
 
 def owner_of(call: Call) -> Owner:
@@ -32,19 +30,6 @@ def owner_of(call: Call) -> Owner:
             return ("user", call.tenant, call.user)
         case _:
             return ("tenant", call.tenant)
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What is really in a block."""
-
-    generation: int
-    tokens: bytes
-    """All from the beginning of its prompt to its end."""
-    owner: Owner
-    tenant: int
-    epoch: int
-    """The tenant's at the latest, as of when it was computed."""
 
 
 @dataclass(slots=True)
@@ -66,11 +51,15 @@ class Truth:
     bound_blocks: int = 0
     notes: dict[str, int] = field(default_factory=dict[str, int])
     """How often something rare was seen."""
+    kv: KvTruth | None = None
+    """Where KV moves."""
     _calls: dict[int, Call] = field(default_factory=dict[int, Call])
     _current: dict[str, Call] = field(default_factory=dict[str, Call])
 
     def __post_init__(self) -> None:
         self._calls = {call.number: call for call in self.setting.calls}
+        if self.setting.pulls is not None:
+            self.kv = KvTruth(self.setting.block_tokens, self.acked, self.violate)
 
     def comes(self, worker: str, number: str) -> None:
         """The next that is submitted at this worker is for this call."""
@@ -96,26 +85,15 @@ class Truth:
             call = asked[id(tokens)][1]
             if sequence is not None:
                 binding[id(sequence)] = (sequence, call)
+                if self.kv is not None:
+                    self.kv.came_up(life, sequence, owner_of(call), contents)
                 self._check_bound(life, call, sequence, contents)
             return sequence
 
         def computed(sequence: Any, upto_tokens: int, **words: Any) -> None:
             first = len(sequence.blocks)
             compute(sequence, upto_tokens, **words)
-            call = binding[id(sequence)][1]
-            epoch = self.epoch_of(call.tenant)
-            for index in range(first, len(sequence.blocks)):
-                block = sequence.blocks[index]
-                if id(block) in contents:
-                    self._note("block evicted")
-                upto = (index + 1) * cache.block_tokens
-                contents[id(block)] = Content(
-                    generation=block.generation,
-                    tokens=sequence.tokens[:upto].tobytes(),
-                    owner=owner_of(call),
-                    tenant=call.tenant,
-                    epoch=epoch,
-                )
+            self._write_down(sequence, first, binding[id(sequence)][1], contents)
 
         def faulted(sequence: Any) -> Any:
             reason = fault(sequence)
@@ -134,6 +112,28 @@ class Truth:
         engine.submit = submitted
         cache.admit = admitted
         cache.compute = computed
+        if self.kv is not None:
+            self.kv.watch(life)
+
+    def _write_down(
+        self, sequence: Any, first: int, call: Call, contents: dict[int, Content]
+    ) -> None:
+        """The blocks of a sequence from `first` on, which were just computed for this call."""
+        epoch = self.epoch_of(call.tenant)
+        for index in range(first, len(sequence.blocks)):
+            block = sequence.blocks[index]
+            if id(block) in contents:
+                self._note("block evicted")
+            upto = (index + 1) * self.setting.block_tokens
+            content = contents[id(block)] = Content(
+                generation=block.generation,
+                tokens=sequence.tokens[:upto].tobytes(),
+                owner=owner_of(call),
+                tenant=call.tenant,
+                epoch=epoch,
+            )
+            if self.kv is not None:
+                self.kv.computed(block.kv, content)
 
     def _check_prompt(self, call: Call, prompt: array[int]) -> None:
         """What a worker is asked is what the client asked, and maybe what it was answered."""
@@ -205,13 +205,11 @@ class Truth:
         """How many of a call's blocks really are resident and usable there, from the first on."""
         cache, size = life.engine.cache, life.engine.cache.block_tokens
         contents = self.contents[life.name, life.number]
-        there = {
-            contents[id(block)].tokens
-            for copies in cache._resident.values()
-            for block in copies
-            if contents[id(block)].owner == owner_of(call)
-            and contents[id(block)].epoch >= self.epoch_of(call.tenant)
-        }
+        held = [contents[id(block)] for copies in cache._resident.values() for block in copies]
+        if self.kv is not None:
+            held += self.kv.there(life)
+        owner, epoch = owner_of(call), self.epoch_of(call.tenant)
+        there = {one.tokens for one in held if one.owner == owner and one.epoch >= epoch}
         tokens = self.prompts.tokens(call)
         count = 0
         while (count + 1) * size < len(tokens) and tokens[: (count + 1) * size].tobytes() in there:

@@ -37,6 +37,8 @@ class Machine:
     name: str
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     is_stopped: bool = False
+    was_stopped: bool = False
+    """Once at least: what had its time meanwhile is over."""
     is_dead: bool = False
     held: deque[asyncio.Handle] = field(default_factory=deque[asyncio.Handle])
     """What was due while it was stopped."""
@@ -117,7 +119,7 @@ class MachineLoop(VirtualLoop):
 
     def stop_machine(self, machine: Machine) -> None:
         """As SIGSTOP: it keeps its connections, and others may still send to it."""
-        machine.is_stopped = True
+        machine.is_stopped = machine.was_stopped = True
 
     def resume_machine(self, machine: Machine) -> None:
         """Everything that was due meanwhile happens now."""
@@ -140,6 +142,12 @@ class MachineLoop(VirtualLoop):
         handle.machine = machine
         self._ready.append(handle)
         return handle
+
+    def call_soon_threadsafe(
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """There is one thread."""
+        return self.call_soon(callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None

@@ -230,7 +230,10 @@ class FaultyPipe(Pipe):
     # -- what protocols call -----------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if data and not self._is_closing:
+        """From a machine that died nothing leaves, also when all is cleared away at the very end
+        and what still waits there is cancelled.
+        """
+        if data and not self._is_closing and self in self.net.ground.pipes:
             if self.on_written is not None:
                 self.on_written(bytes(data))
             self._send(bytes(data))

@@ -5,22 +5,18 @@
 
 A check that nothing can fail proves nothing. Each break is a function swapped for a wrong one while
 seeds are run, those with the fault kinds under which it matters. Where the product has two lines of
-defence, both are broken: that one alone holds is what the second is for. Read `checks.py` for the
-checks.
+defence, both are broken: that one alone holds is what the second is for. Read `planting.py` for
+how, `checks.py` for the checks.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
 
-from faults.runs import Played, played
-from faults.setting import setting_of
+from faults import gate
+from faults.planted_pulls import PLANTED_PULLS
+from faults.planting import Planted, catch, row_of
 from faults.wrongs import (
-    Wrong,
     always,
     applies_behind_a_gap,
     at_once,
@@ -33,6 +29,7 @@ from faults.wrongs import (
     gives_up,
     in_force_at_once,
     keeps_aborted,
+    keeps_no_line,
     lies_of_durability,
     loses_an_id,
     lowers_epoch,
@@ -50,66 +47,19 @@ from trunkline.control import (
     gateways,
     health,
     holders,
+    ledger,
     load,
     load_sync,
     memory_store,
     mirrored_store,
     registry,
+    sinks,
 )
 from trunkline.control.entries import Entries
 from trunkline.core import breaker, directory, epochs, feed, fleet, freshness
 from trunkline.core.sequence import Sequence
-from trunkline.gateway import client, exchange, front, mending, picker, relay, retry, upstream
-from trunkline.worker import agent, answers, cache, engine, fence, jobs, quota
-
-MAX_SEEDS = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planted:
-    """One break, and the checks of which one must see it."""
-
-    name: str
-    found_by: tuple[str, ...]
-    swaps: tuple[tuple[Any, str, Callable[[Wrong], Wrong]], ...]
-    """(owner, attribute, the right one -> a wrong one)"""
-    kinds: tuple[str, ...] = ()
-    """Under which faults it matters; none for those that the seed draws."""
-    changes: tuple[tuple[str, object], ...] = ()
-    """Of the setting, where it needs one."""
-    gateways: int = 1
-    first_seed: int = 0
-    """Where it is looked for first: what needs much to come together is not sought from 0 on."""
-
-    @contextmanager
-    def __call__(self) -> Generator[None]:
-        with ExitStack() as stack:
-            for owner, attribute, wrong in self.swaps:
-                right = owner.__dict__[attribute]
-                stack.callback(setattr, owner, attribute, right)
-                setattr(owner, attribute, wrong(right))
-            yield
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caught:
-    """How a planted fault was found; `run` is None where it was not."""
-
-    planted: Planted
-    seeds: int
-    run: Played | None
-
-
-def catch(planted: Planted, max_seeds: int = MAX_SEEDS) -> Caught:
-    """Run seeds until one of the named checks sees it."""
-    for seed in range(planted.first_seed, planted.first_seed + max_seeds):
-        drawn = setting_of(seed, planted.kinds, planted.gateways)
-        setting = replace(drawn, **dict(planted.changes))
-        run = played(setting, planted, lines=20)
-        if any(invariant in planted.found_by for invariant, _ in run.violations):
-            return Caught(planted=planted, seeds=seed + 1 - planted.first_seed, run=run)
-    return Caught(planted=planted, seeds=max_seeds, run=None)
-
+from trunkline.gateway import client, front, mending, picker, places, relay, retry, upstream
+from trunkline.worker import agent, cache, engine, fence, jobs, quota, voices
 
 # -- the catalogue ---------------------------------------------------------------------------------
 
@@ -164,8 +114,7 @@ PLANTED: tuple[Planted, ...] = (
         found_by=("I3",),
         swaps=((freshness.Fencing, "is_complete", in_force_at_once),),
         kinds=_STOPS,
-        changes=_ROOMY,
-        first_seed=20,
+        changes=(*_ROOMY, ("latency_s", 0.05), ("jitter_s", 0.05)),
     ),
     Planted(
         name="streams go on after their revocation",
@@ -193,6 +142,30 @@ PLANTED: tuple[Planted, ...] = (
         name="the store acknowledges what it has not kept",
         found_by=("I3b",),
         swaps=((memory_store.MemoryStore, "append", lies_of_durability),),
+        kinds=("revoke", "gateway-dies"),
+    ),
+    Planted(
+        name="access is given back without a word before it",
+        found_by=("I10",),
+        swaps=((ledger.Ledger, "intent", at_once(None)),),
+        kinds=("revoke",),
+    ),
+    Planted(
+        name="what changed is not recorded",
+        found_by=("I10",),
+        swaps=((ledger.Ledger, "catch_up", at_once(True)),),
+        kinds=("revoke",),
+    ),
+    Planted(
+        name="the audit log acknowledges what no disk has",
+        found_by=("I10",),
+        swaps=((sinks.Lanes, "append", keeps_no_line),),
+        kinds=("revoke",),
+    ),
+    Planted(
+        name="a revocation that a crash cut off stays without its outcome",
+        found_by=("I10",),
+        swaps=((gate, "finish_revocations", at_once(None)),),
         kinds=("revoke", "gateway-dies"),
     ),
     Planted(
@@ -229,7 +202,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         name="a broken stream ends as if it were whole",
         found_by=("I5",),
-        swaps=((exchange, "error_event", always(b"data: [DONE]\n\n")),),
+        swaps=((mending.Mending, "error_event", always(b"data: [DONE]\n\n")),),
         kinds=("crash", "crash-many", "stop"),
         changes=_LONG,
     ),
@@ -253,7 +226,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         name="usage counts a token too many",
         found_by=("I5",),
-        swaps=((answers, "usage", counts_one_more),),
+        swaps=((voices, "usage", counts_one_more),),
     ),
     Planted(
         name="a book-keeper fails now and then",
@@ -280,7 +253,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         name="a tenant's requests are not counted down",
         found_by=("I9",),
-        swaps=((front.Front, "end", never_ends_tenants),),
+        swaps=((places.Places, "end", never_ends_tenants),),
         kinds=("crash", "refuse"),
     ),
     Planted(
@@ -417,6 +390,7 @@ PLANTED: tuple[Planted, ...] = (
         kinds=("stop", "hang"),
         changes=_LONG,
     ),
+    *PLANTED_PULLS,
 )
 
 
@@ -430,15 +404,6 @@ def main() -> int:
         sys.stdout.flush()
     sys.stdout.write(f"{len(wanted) - missed} of {len(wanted)} planted faults were found\n")
     return 1 if missed else 0
-
-
-def row_of(caught: Caught) -> str:
-    """A line of the table."""
-    name, run = caught.planted.name, caught.run
-    if run is None:
-        return f"{name:62}  NOT FOUND in {caught.seeds} seeds"
-    which, what = next(v for v in run.violations if v[0] in caught.planted.found_by)
-    return f"{name:62}  {which:4}  {caught.seeds:2} seeds  {what[:80]}"
 
 
 if __name__ == "__main__":

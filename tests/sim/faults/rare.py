@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from faults import kv_rare
 from faults.callers import Caller
 from faults.gate import Gate
 from faults.setting import Trouble
@@ -31,6 +32,8 @@ CATALOGUE = (
     *("invalidate under load", "invalidate while a worker is stopped"),
     *("invalidate while a worker is dead", "ack by a lease's end", "ack by workers"),
     *("revocation aborts streams", "revocation condemns blocks", "log revocation.failed"),
+    *("log audit.sink_out", "log audit.down", "an ack before its audit record"),
+    *("log revocation.resumed", "log ledger.behind"),
     # what a worker refuses to use, and what it makes of grants
     *("use refused: lease", "use refused: sum", "second check refuses"),
     *("grant other-life", "grant behind", "worker queue full", "block evicted"),
@@ -58,6 +61,7 @@ CATALOGUE = (
     *("ack by another gateway", "wait for another gateway", "log control.restored"),
     *("ack without a word with the registry", "error reuse_lease_lost", "log control.out"),
     *("another gateway says what waits", "answer goes on at a gateway without a lease"),
+    *kv_rare.CATALOGUE,
 )
 """What is worth reaching. Tests require a share of it of a few seeds, and `make sim-night` more.
 """
@@ -96,6 +100,7 @@ class Sightings:
                 self.counts[f"{trouble.kind} while streaming"] += 1
             if engine.waiting:
                 self.counts[f"{trouble.kind} while some wait"] += 1
+            kv_rare.notes_trouble(life_of[name], trouble.kind, self.counts)
         if trouble.kind in ("revoke", "invalidate") and busy:
             self.counts[f"{trouble.kind} under load"] += 1
         if trouble.kind in ("revoke", "invalidate"):
@@ -128,6 +133,8 @@ class Sightings:
         self.counts[f"decision {decision.reason.value}"] += 1
         if decision.expected_tokens:
             self.counts["decision expects a hit"] += 1
+        if pick.ticket.pull is not None and pick.ticket.pull.other is not None:
+            self.counts["pull ordered with two sources"] += 1
 
     def ended(self, caller: Caller) -> None:
         made = caller.outcome
@@ -156,6 +163,7 @@ class Sightings:
                 self.counts["worker without a lease"] += 1
             if life.engine.waiting and not life.machine.is_dead:
                 self.counts["queue at a worker"] += 1
+            kv_rare.looks_at(life, self.counts)
         if any(caller.is_write_paused for caller in world.callers.values()):
             self.counts["gateway waits for a slow reader"] += 1
 
@@ -197,6 +205,7 @@ class Sightings:
             self._add("worker queue full", totals.rejected_requests)
             self._add("worker aborts", totals.aborted_requests)
             self._add("hit at a worker", totals.hit)
+        kv_rare.notes_ends(world)
         self._add("bound blocks", world.truth.bound_blocks)
         self._add("connection reset", world.net.ground.resets)
         self._add("torn frame", world.net.ground.torn)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from faults.kv_plane import kv_plane
 from faults.network import FaultyNet
 from faults.rare import CATALOGUE
 from faults.setting import Setting, setting_of
@@ -58,12 +59,14 @@ class Played:
 def played(setting: Setting, plant: Break = nullcontext, *, lines: int = SHOWN_LINES) -> Played:
     """Run it from beginning to end."""
     net = FaultyNet(setting.seed)
-    with plant(), _seldom_collecting():
-        world = World(net, setting, lines=lines)
+    with plant(), _seldom_collecting(), kv_plane(net, setting) as plane:
+        world = World(net, setting, plane, lines=lines)
         with heard(world):
             try:
                 world.run()
             finally:
+                if plane is not None:
+                    plane.threads.close()
                 net.close()
     return Played(
         setting=setting,
@@ -136,6 +139,10 @@ def command_of(setting: Setting) -> str:
     whole = setting_of(setting.seed, setting.only, setting.gateway_count)
     words = [f"--gateways {setting.gateway_count}"] if setting.gateway_count > 1 else []
     words += [f"--only {','.join(setting.only)}"] if setting.only else []
+    if (setting.pulls is None) is not (whole.pulls is None):
+        words.append(f"--pulls {'no' if setting.pulls is None else 'yes'}")
+        has_pulls = setting.pulls is not None
+        whole = setting_of(setting.seed, setting.only, setting.gateway_count, pulls=has_pulls)
     for part in ("troubles", "calls"):
         wanted, all_of = getattr(setting, part), getattr(whole, part)
         if wanted != all_of:
@@ -235,6 +242,7 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=1e9, help="no further than this second")
     parser.add_argument("--only", help="these fault kinds in place of those drawn")
     parser.add_argument("--troubles", help="only these of the seed's, by number; or none")
+    parser.add_argument("--pulls", choices=("yes", "no"), help="between workers, or none")
     parser.add_argument("--calls", help="only these of the seed's, by number; or none")
     given = parser.parse_args()
     first, _, last = given.seeds.partition("-")
@@ -255,7 +263,8 @@ def main() -> int:
 
 def _one(seed: int, given: argparse.Namespace) -> int:
     only = tuple(given.only.split(",")) if given.only else ()
-    whole = setting_of(seed, only, given.gateways)
+    pulls = None if given.pulls is None else given.pulls == "yes"
+    whole = setting_of(seed, only, given.gateways, pulls=pulls)
     setting = replace(
         whole,
         troubles=_kept(whole.troubles, given.troubles),

@@ -12,12 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trunkline.core.policies import POLICIES
+from trunkline.core.profiles import fifo_profile
 
 WARM_S, FAULTS_S, HEAL_S = 2.0, 8.0, 11.0
 """Phases: all is well; faults; no faults any more, and 10 heartbeats to be as before."""
 REST_S = 6.13
 """At most: nobody asks anything, and then the books are looked at."""
 ORG = "0" * 32
+PULLS_SHARE = 0.33
+"""Of the seeds."""
+KV_BYTES = 4 << 10
+"""Of a token, as workers and gateways have it where there are pulls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,19 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pulls:
+    """Of a fleet whose workers pull KV from one another."""
+
+    host_blocks: int
+    """What each worker keeps behind its device."""
+    link_gbit: float
+    """As modelled, and as the gateways have it."""
+    patience_ms: int
+    room_bytes: int
+    """What a connection takes that the other end has not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The drawn configuration of one run."""
 
@@ -95,6 +113,8 @@ class Setting:
     """Queued work above which a worker has no room for the next in line."""
     latency_s: float
     jitter_s: float
+    pulls: Pulls | None
+    """Workers may pull KV from one another."""
     kinds: tuple[str, ...]
     """The fault kinds of this seed."""
     only: tuple[str, ...]
@@ -114,8 +134,21 @@ class Setting:
         return f"{words} kinds={','.join(self.kinds)} {counts}"
 
 
-def setting_of(seed: int, only: tuple[str, ...] = (), gateways: int = 1) -> Setting:
-    """The setting of a seed; with `only` these fault kinds, where one is looked for."""
+def setting_of(
+    seed: int, only: tuple[str, ...] = (), gateways: int = 1, *, pulls: bool | None = None
+) -> Setting:
+    """The setting of a seed; with `only` these fault kinds, where one is looked for. Whether there
+    are pulls is drawn, unless it is said.
+    """
+    drawn = _without_pulls(seed, tuple(kind for kind in only if kind in KINDS), gateways)
+    draw = random.Random(f"pulls {seed} {only}")
+    is_drawn = draw.random() < PULLS_SHARE
+    if not (is_drawn if pulls is None else pulls):
+        return replace(drawn, only=only)
+    return _with_pulls(drawn, only, draw)
+
+
+def _without_pulls(seed: int, only: tuple[str, ...], gateways: int) -> Setting:
     name = f"setting {seed} {only}" if only else f"setting {seed}"
     draw = random.Random(name if gateways == 1 else f"{name} of {gateways} gateways")
     more = random.Random(f"gateways {seed}")
@@ -164,11 +197,49 @@ def setting_of(seed: int, only: tuple[str, ...] = (), gateways: int = 1) -> Sett
         room_ms=draw.choice((2.0, 20.0, 500.0)),
         latency_s=draw.choice((0.0001, 0.001, 0.01)),
         jitter_s=draw.choice((0.0, 0.0005, 0.02)),
+        pulls=None,
         kinds=kinds,
         only=only,
         calls=_calls(draw, tenant_count),
         troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at_s)),
     )
+
+
+def _with_pulls(drawn: Setting, only: tuple[str, ...], draw: random.Random) -> Setting:
+    """The same fleet with host memory, links, and prefills that are dear enough to be spared."""
+    kinds = tuple(kind for kind in only if kind in PULL_KINDS)
+    if not only:
+        kinds = tuple(sorted(draw.sample(sorted(PULL_KINDS), draw.randint(1, 4))))
+    troubles = [
+        made
+        for kind in kinds
+        for _ in range(draw.randint(1, 3))
+        for made in PULL_KINDS[kind](draw, drawn.worker_count, drawn.tenant_count)
+    ]
+    troubles += drawn.troubles
+    token_ms = draw.choice((0.5, 1.0, 2.0))
+    pulls = Pulls(
+        host_blocks=drawn.capacity_blocks * draw.choice((1, 2)),
+        link_gbit=draw.choice((0.05, 0.2, 25.0)),
+        patience_ms=draw.choice((100, 500)),
+        room_bytes=draw.choice((1 << 10, 4 << 10, 64 << 10)),
+    )
+    return replace(
+        drawn,
+        policy="cache_aware",
+        profile=fifo_profile(drawn.fixed_ms, token_ms, drawn.decode_ms, KV_BYTES),
+        token_ms=token_ms,
+        pulls=pulls,
+        calls=_in_order([*drawn.calls, *_waves(draw, drawn.tenant_count)]),
+        kinds=(*drawn.kinds, *kinds),
+        only=only,
+        troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at_s)),
+    )
+
+
+def transfer_key(setting: Setting) -> bytes:
+    """The fleet's."""
+    return random.Random(f"transfer key {setting.seed}").randbytes(32)
 
 
 # -- load ------------------------------------------------------------------------------------------
@@ -185,6 +256,31 @@ def _calls(draw: random.Random, tenant_count: int) -> tuple[Call, ...]:
         made += [
             _again(one, at_s=one.at_s + draw.uniform(0.0, 0.02)) for _ in range(draw.randint(3, 10))
         ]
+    return _in_order(made)
+
+
+def _waves(draw: random.Random, tenant_count: int) -> list[Call]:
+    """Prompts that go on differently from one long beginning, within a moment: more than who has it
+    can serve at once.
+    """
+    made: list[Call] = []
+    for _ in range(draw.randint(3, 6)):
+        at_s = draw.uniform(1.0, WARM_S + FAULTS_S + 1.0)
+        first = _again(_call(draw, at_s, tenant_count, 2), shared_blocks=8, wish="")
+        made += [
+            _again(
+                first,
+                at_s=at_s + 0.5 + draw.uniform(0.0, 0.02),
+                own_tokens=draw.choice((16, 40, 80, 90, 100)),
+                answer_tokens=draw.choice((2, 20)),
+            )
+            for _ in range(draw.randint(3, 6))
+        ]
+        made.append(first)
+    return made
+
+
+def _in_order(made: list[Call]) -> tuple[Call, ...]:
     made.sort(key=lambda call: call.at_s)
     return tuple(_again(call, number=number) for number, call in enumerate(made))
 
@@ -209,7 +305,7 @@ def _call(draw: random.Random, at_s: float, tenant_count: int, families: int) ->
     )
 
 
-def _again(call: Call, **changes: float) -> Call:
+def _again(call: Call, **changes: float | str) -> Call:
     return replace(call, **changes)
 
 
@@ -296,6 +392,11 @@ def _at_a_gateway(kind: str, *, is_short: bool = False) -> Plan:
     return plan
 
 
+def _in_mid_pull_of_a_tenant(draw: random.Random, workers: int, tenants: int) -> list[Trouble]:
+    made = _at_a_tenant("kv-revoke")(draw, workers, tenants)
+    return [replace(one, share=draw.random()) for one in made]
+
+
 KINDS: dict[str, Plan] = {
     "crash": _at_a_worker("crash", has_flag=0.3),
     "crash-many": _at_all("crash"),
@@ -327,6 +428,19 @@ KINDS: dict[str, Plan] = {
 }
 """Name -> what it plans. `flag` is a variant: a crash without a word, a reset in mid-frame, a cut
 of one direction. `share` says which gateway.
+"""
+PULL_KINDS: dict[str, Plan] = {
+    "kv-cut": _at_a_worker("kv-cut", has_flag=0.5),
+    "kv-lag": _at_a_worker("kv-lag"),
+    "kv-reset": _at_a_worker("kv-reset", has_flag=0.7),
+    "kv-flip": _at_a_worker("kv-flip"),
+    "kv-corrupt": _at_a_worker("kv-corrupt"),
+    "kv-crash": _at_a_worker("kv-crash", has_flag=0.3),
+    "kv-stop": _at_a_worker("kv-stop"),
+    "kv-revoke": _in_mid_pull_of_a_tenant,
+}
+"""The same for the ways between workers, and what lies behind their devices. `flag`: a cut of one
+direction, a reset in mid-frame.
 """
 OF_SEVERAL = frozenset(("gateway-cut", "registry-away", "registry-old"))
 """What only gateways that share a registry can meet."""

@@ -6,10 +6,12 @@ Each kind is a short method; `setting.py` says when and to whom. Read `world.py`
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 from faults.gate import Gate, subject_of_tenant, worker_name
-from faults.setting import FAULTS_S, WARM_S, Trouble
+from faults.kv_troubles import KvTroubles
+from faults.setting import FAULTS_S, PULL_KINDS, WARM_S, Trouble
 from memory_bucket import snapshot
 
 from trunkline.errors import GatewayError
@@ -25,6 +27,7 @@ class Troubles:
     def __init__(self, world: World) -> None:
         self._world = world
         self.is_over = False
+        self._kv = KvTroubles(world, self)
         self._bad_since: dict[tuple[str, str], float] = {}
         """(gateway, or empty for all; worker): who cannot serve, by the world's own knowledge, and
         since when.
@@ -40,10 +43,15 @@ class Troubles:
 
     async def meet(self, trouble: Trouble) -> None:
         await asyncio.sleep(trouble.at_s)
+        if trouble.kind in PULL_KINDS:
+            await self._kv.meet(trouble)
+        else:
+            await self.carry_out(trouble)
+
+    async def carry_out(self, trouble: Trouble) -> None:
         self._world.note("trouble", trouble)
         self._world.seen.met(trouble)
-        carry_out = getattr(self, "_" + trouble.kind.replace("-", "_"))
-        await carry_out(trouble)
+        await getattr(self, "_" + trouble.kind.replace("-", "_"))(trouble)
 
     def heal(self) -> None:
         """No faults from here on: what was stopped goes on, what was cut is whole."""
@@ -51,6 +59,7 @@ class Troubles:
         world.note("heals")
         self.is_over = True
         world.net.heal_ways()
+        self._kv.heal()
         world._set_ways()
         for spoiler in world.air.spoilers.values():
             spoiler.lost = spoiler.doubled = spoiler.broken = spoiler.replay_batches_lost = 0.0
@@ -122,9 +131,14 @@ class Troubles:
         life.switches.hangs = False
 
     async def _cache_reset(self, trouble: Trouble) -> None:
+        """As a worker that is asked for it: in every tier, unless it works."""
         life = self._life(trouble.who)
-        if not life.machine.is_dead:
-            life.machine.run(life.engine.reset)
+        if life.machine.is_dead:
+            return
+        storage = life.built.storage
+        if storage is not None and not life.engine.running:
+            life.machine.run(storage.tier.reset)
+        life.machine.run(life.engine.reset)
 
     async def _corrupt(self, trouble: Trouble) -> None:
         """One bit in each of some resident blocks."""
@@ -258,23 +272,34 @@ class Troubles:
                 return
             world.checks.answered(tenant, gate)
             world.checks.raised(tenant, receipt, began_s, bars=bars)
+            world.checks.records.acked(gate, receipt)
             if bars:
                 await asyncio.sleep(trouble.secs)
                 world.checks.enabling(tenant)
                 try:
-                    await gate.enable(subject)
+                    rev = await gate.enable(subject)
                 except GatewayError as error:
                     world.note("refused", repr(error))
+                else:
+                    world.checks.records.enabled(gate, rev)
 
         gate.machine.run(world.net.create_task, order())
 
     async def _store_down(self, trouble: Trouble) -> None:
-        """The registry of a gateway that has its own; else its copy."""
+        """The registry of a gateway that has its own, else its copy; or its audit log; or both."""
         gate = self._gate_of(trouble)
-        if gate is not None:
-            gate.store.is_down = True
-            await asyncio.sleep(trouble.secs)
-            gate.store.is_down = False
+        if gate is None:
+            return
+        draw = random.Random(f"disks {self._world.setting.seed} {trouble.at_s}")
+        shelves = draw.choice(((), gate.papers.shelves, gate.papers.shelves[:1]))
+        gate.store.is_down = not shelves or draw.random() < 0.5
+        for shelf in shelves:
+            shelf.is_down = True
+        self._world.note("disks", f"{gate.name} {gate.store.is_down} {len(shelves)}")
+        await asyncio.sleep(trouble.secs)
+        gate.store.is_down = False
+        for shelf in shelves:
+            shelf.is_down = False
 
     # -- gateways, and what they share -------------------------------------------------------------
 

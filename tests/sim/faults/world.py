@@ -27,6 +27,7 @@ from faults.checks import Checks
 from faults.crew import Life
 from faults.gate import Durable, Gate, gateway_names, subject_of_tenant, worker_name
 from faults.ground_truth import Truth
+from faults.kv_plane import Plane
 from faults.network import FaultyNet, FaultyPipe
 from faults.rare import Sightings
 from faults.setting import FAULTS_S, HEAL_S, REST_S, WARM_S, Call, Setting
@@ -46,6 +47,8 @@ ROUND_S = 0.6
 """Events and what they lead to are everywhere."""
 PREDICTED_S = 5.1
 """`predicted_ttl_ms`, and a moment."""
+TURNS = 20
+"""Of the loop: what one step leads to at the same instant is over after fewer."""
 SETTLED_S = 0.7
 """By then all workers have joined, and nobody has asked yet."""
 
@@ -53,9 +56,12 @@ SETTLED_S = 0.7
 class World:
     """Make it on its own loop, and `run` it once."""
 
-    def __init__(self, net: FaultyNet, setting: Setting, *, lines: int = 200) -> None:
-        """`lines`: how much of its end is told."""
+    def __init__(
+        self, net: FaultyNet, setting: Setting, plane: Plane | None, *, lines: int = 200
+    ) -> None:
+        """`lines`: how much of its end is told. `plane`: where workers pull from one another."""
         self.net = net
+        self.plane = plane
         self.setting = setting
         self.violations: list[tuple[str, str]] = []
         """(invariant, what was wrong), in the order in which they were seen."""
@@ -67,6 +73,8 @@ class World:
         """The registry that gateways share."""
         self.prompts = Prompts(setting.seed)
         self.truth = Truth(setting, self.prompts, self.violate, self.epoch_of)
+        if plane is not None and self.truth.kv is not None:
+            plane.sockets.on_send = self.truth.kv.sends
         self.seen = Sightings(self)
         self.checks = Checks(self)
         self.troubles = Troubles(self)
@@ -95,7 +103,8 @@ class World:
         self.net.run_until_complete(self._play())
 
     def violate(self, invariant: str, what: str) -> None:
-        if len(self.violations) < 50:
+        """But for what is only cleared away: the run is over by then."""
+        if not self.is_over and len(self.violations) < 50:
             self.violations.append((invariant, f"{self.net.time():.3f} s  {what}"))
             self.note("VIOLATION", f"{invariant}: {what}")
 
@@ -202,20 +211,22 @@ class World:
         await self._until(WARM_S + FAULTS_S + HEAL_S - STEP_S)
         self._step()
         await self._until(WARM_S + FAULTS_S + HEAL_S)
+        await self._between_steps()
         self.checks.has_healed()
         await self._come_to_rest()
         for call in setting.calls:
             caller = self.callers[call.number]
             caller.outcome = outcome_of(caller)
             self.checks.ended(caller)
+        await self._between_steps()
         self.checks.is_at_rest()
         self.seen.look_back()
         if self.checks.doubted:
             await asyncio.sleep(STRIKE_LASTS_MS / 1e3)
             self.checks.is_believed_again()
-        self.is_over = True
         for error in net.stray_errors:
             self.violate("I5", f"an error that nobody caught: {error}")
+        self.is_over = True
 
     async def _until(self, at_s: float) -> None:
         await asyncio.sleep(at_s - self.net.time())
@@ -231,6 +242,13 @@ class World:
             await asyncio.sleep(TICK_S)
         self._step()
         await asyncio.sleep(ROUND_S)
+
+    async def _between_steps(self) -> None:
+        """A connection that is closed in this instant, by a timer that is due just when the world
+        looks, is gone a turn later, and is not left.
+        """
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
 
     def _is_quiet(self) -> bool:
         are_over = all(caller.over.is_set() for caller in self.callers.values())
@@ -260,8 +278,11 @@ class World:
         setting = self.setting
         hosts = [worker_name(number) for number in range(setting.worker_count)]
         hosts += [SERVERS] if self.common is not None else []
-        for host, gateway in itertools.product(hosts, self.gates):
-            for source, target in ((host, gateway), (gateway, host)):
+        pairs = list(itertools.product(hosts, self.gates))
+        if setting.pulls is not None:
+            pairs += itertools.combinations(hosts[: setting.worker_count], 2)
+        for host, other in pairs:
+            for source, target in ((host, other), (other, host)):
                 way = self.net.ground.way(source, target)
                 way.latency_s, way.jitter_s = setting.latency_s, setting.jitter_s
 

@@ -15,7 +15,17 @@ constexpr std::size_t kCellAhead = 2 * kEntryAhead;
 // Blocks in a row that lay side by side, after which the walk goes along them and looks nothing up.
 constexpr std::size_t kLongStreak = 16;
 
+// Predictions that are dropped in one go, after what they need was begun to be read for all of them.
+constexpr std::size_t kExpiredTogether = 32;
+
 constexpr std::size_t kQueueSlack = 1024;  // queued ids that may be stale before they are looked through
+
+/// Reads an entry ahead, which may lie in two lines.
+void prefetch(const Entry& entry) {
+  const auto* begin = reinterpret_cast<const char*>(&entry);
+  __builtin_prefetch(begin);
+  __builtin_prefetch(begin + sizeof(Entry) - 1);
+}
 
 std::uint32_t prefix_of(const std::uint8_t* key) {
   std::uint32_t prefix;
@@ -228,18 +238,25 @@ std::size_t Index::clear_slot(std::uint32_t slot) {
 // -- entries and their holders ---------------------------------------------------------------------------
 
 std::size_t Index::find_key(const std::uint8_t* key) const {
-  return by_key_.find(prefix_of(key), [&](const KeyCell& cell) {
-    return cell.prefix == prefix_of(key) &&
-           std::memcmp(entries_[cell.entry].key.data(), key, kKeyBytes) == 0;
-  });
+  const std::uint32_t prefix = prefix_of(key);
+  return by_key_.find(prefix, [&](const KeyCell& cell) { return is_of(cell, prefix, key); });
+}
+
+/// Where the key of an entry lies that has one.
+std::size_t Index::find_entry(EntryId id) const {
+  const std::uint32_t prefix = prefix_of(entries_[id].key.data());
+  return by_key_.find(prefix, [id](const KeyCell& cell) { return cell.entry == id; });
 }
 
 EntryId Index::find_or_make(const std::uint8_t* key, std::uint32_t namespace_id) {
-  const std::size_t position = find_key(key);
-  if (position != by_key_.kNone) {
-    const EntryId known = by_key_[position].entry;
+  const std::uint32_t prefix = prefix_of(key);
+  const auto is_wanted = [&](const KeyCell& cell) { return is_of(cell, prefix, key); };
+  Found found = by_key_.find_or_hole(prefix, is_wanted);
+  if (found.is_there) {
+    const EntryId known = by_key_[found.position].entry;
     if (!is_dead(known)) return known;
     bury(known);  // its namespace was retired and is back under another number
+    found = by_key_.find_or_hole(prefix, is_wanted);
   }
   if (entries_.size() >= max_blocks_) return kNoEntry;
   const EntryId id = entries_.take();
@@ -247,14 +264,14 @@ EntryId Index::find_or_make(const std::uint8_t* key, std::uint32_t namespace_id)
   std::copy_n(key, kKeyBytes, entry.key.begin());
   entry.namespace_id = namespace_id;
   entry.holders = {};
-  by_key_.insert({prefix_of(key), id});
+  by_key_.fill(found.position, {prefix, id});
   enlist(id);
   return id;
 }
 
 void Index::forget(EntryId id) {
   if (entries_[id].namespace_id != kNobody) {
-    by_key_.erase(find_key(entries_[id].key.data()));
+    by_key_.erase(find_entry(id));
     delist(id);
   }
   entries_.give_back(id);
@@ -280,7 +297,7 @@ void Index::delist(EntryId id) {
 /// No key leads to the block from here on and nobody expects it; it goes when no engine hash names it.
 void Index::bury(EntryId id) {
   Entry& entry = entries_[id];
-  by_key_.erase(find_key(entry.key.data()));
+  by_key_.erase(find_entry(id));
   delist(id);
   entry.namespace_id = kNobody;
   expecting_.clear();
@@ -441,7 +458,7 @@ std::size_t Index::find_hash(const SlotState& state, std::uint64_t hash) const {
 }
 
 std::size_t Index::find_predicted(const SlotState& state, EntryId id) const {
-  return state.predicted.find(spread_(id), [id](const PredictedCell& cell) { return cell.entry == id; });
+  return state.predicted.find(spread_.ours(id), [id](const PredictedCell& cell) { return cell.entry == id; });
 }
 
 void Index::raise_copies(SlotState& state, std::uint32_t slot, HeldCell& cell,
@@ -449,7 +466,10 @@ void Index::raise_copies(SlotState& state, std::uint32_t slot, HeldCell& cell,
   const std::uint32_t before = holds(cell.entry, slot);
   const std::uint32_t had = holds_of(cell.copies);
   const bool is_new_hash = had == 0;
-  for (std::size_t tier = 0; tier < kTiers; ++tier) cell.copies[tier] = std::max(cell.copies[tier], least[tier]);
+  for (std::size_t tier = 0; tier < kTiers; ++tier) {
+    state.tier_counts[tier] += cell.copies[tier] == 0 && least[tier] != 0;
+    cell.copies[tier] = std::max(cell.copies[tier], least[tier]);
+  }
   const std::uint32_t gained = holds_of(cell.copies) & ~had;
   if (is_new_hash && (before & kResident) != 0) {
     state.aliases.try_emplace(
@@ -548,6 +568,7 @@ std::size_t Index::remove(std::uint32_t slot, std::size_t tier, const std::uint8
 /// The last copy of one engine hash in a tier is gone.
 void Index::drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier) {
   const HeldCell cell = state.held[position];
+  --state.tier_counts[tier];
   auto copies_before = cell.copies;
   copies_before[tier] = 1;
   std::uint32_t lost = holds_of(copies_before) & ~holds_of(cell.copies);
@@ -589,7 +610,11 @@ void Index::predict(std::uint32_t slot, const Zones& zones, const std::uint8_t* 
   SlotState& state = *slots_[slot];
   state.last_expires_ms = expires_ms;
   const std::uint32_t batch = state.next_batch++;
+  // First the blocks, then that they are expected: what the second walk reads is on its way by then.
   std::uint32_t taken = 0;
+  for (std::size_t index = 0; index < std::min(count, kEntryAhead); ++index) {
+    by_key_.prefetch(prefix_of(keys + index * kKeyBytes));
+  }
   for (std::size_t index = 0; index < count; ++index, ++taken) {
     if (index + kEntryAhead < count) {
       by_key_.prefetch(prefix_of(keys + (index + kEntryAhead) * kKeyBytes));
@@ -597,6 +622,17 @@ void Index::predict(std::uint32_t slot, const Zones& zones, const std::uint8_t* 
     const std::uint32_t namespace_id = index < zones.lead_count ? zones.lead : zones.rest;
     const EntryId id = find_or_make(keys + index * kKeyBytes, namespace_id);
     if (id == kNoEntry) break;
+    state.predicted.prefetch(spread_.ours(id));
+    state.queued.items.push_back(id);
+  }
+  for (std::size_t at = state.queued.items.size() - taken; at < state.queued.items.size(); ++at) {
+    const EntryId id = state.queued.items[at];
+    auto& holders = entries_[id].holders;
+    if (holders[0] == 0) {  // it is new
+      holders[0] = slot << kHolderShift | kPredicted;
+      state.predicted.insert({id, batch});
+      continue;
+    }
     const std::uint32_t before = holds(id, slot);
     if ((before & kPredicted) != 0) {
       state.predicted[find_predicted(state, id)].batch = batch;
@@ -604,7 +640,6 @@ void Index::predict(std::uint32_t slot, const Zones& zones, const std::uint8_t* 
       state.predicted.insert({id, batch});
       set_holds(id, slot, before | kPredicted);
     }
-    state.queued.items.push_back(id);
   }
   if (taken > 0) state.batches.items.push_back({expires_ms, batch, taken});
   while (state.predicted.size() > max_predicted) expire_oldest(slot, state);
@@ -633,9 +668,13 @@ void Index::expire(double now_ms) {
 
 void Index::expire_oldest(std::uint32_t slot, SlotState& state) {
   const Batch batch = state.batches.items[state.batches.front];
+  const EntryId* const ids = state.queued.items.data() + state.queued.front;
   for (std::size_t index = 0; index < batch.count; ++index) {
+    if (index % kExpiredTogether == 0) {
+      prepare_to_forget(state, ids + index, std::min(batch.count - index, kExpiredTogether));
+    }
     // An id may have been freed and taken again; then its prediction is of a later batch.
-    const EntryId id = state.queued.items[state.queued.front + index];
+    const EntryId id = ids[index];
     const std::size_t position = find_predicted(state, id);
     if (position != state.predicted.kNone && state.predicted[position].batch == batch.number) {
       forget_prediction(slot, state, position);
@@ -645,10 +684,27 @@ void Index::expire_oldest(std::uint32_t slot, SlotState& state) {
   state.batches.pop(1);
 }
 
+/// Sets in motion what it takes to drop the predictions of these entries, in the order of need.
+void Index::prepare_to_forget(const SlotState& state, const EntryId* ids, std::size_t count) {
+  for (std::size_t index = 0; index < count; ++index) {
+    state.predicted.prefetch(spread_.ours(ids[index]));
+    prefetch(entries_[ids[index]]);
+    __builtin_prefetch(&entries_.link(ids[index]));
+  }
+  for (std::size_t index = 0; index < count; ++index) {
+    by_key_.prefetch(prefix_of(entries_[ids[index]].key.data()));
+  }
+}
+
 void Index::forget_prediction(std::uint32_t slot, SlotState& state, std::size_t position) {
   const EntryId id = state.predicted[position].entry;
   state.predicted.erase(position);
-  set_holds(id, slot, holds(id, slot) & ~std::uint32_t{kPredicted});
+  const auto& holders = entries_[id].holders;
+  if (holders[0] == (slot << kHolderShift | kPredicted) && holders[1] == 0) {  // nobody else has it
+    forget(id);
+  } else {
+    set_holds(id, slot, holds(id, slot) & ~std::uint32_t{kPredicted});
+  }
 }
 
 /// Keeps the queue in proportion to what is expected, however often the same blocks are predicted anew.
@@ -740,9 +796,7 @@ EntryId Index::guess(const std::uint8_t* key) const {
       by_key_.find(prefix, [prefix](const KeyCell& cell) { return cell.prefix == prefix; });
   if (position == by_key_.kNone) return kNoEntry;
   const EntryId id = by_key_[position].entry;
-  const auto* entry = reinterpret_cast<const char*>(&entries_[id]);
-  __builtin_prefetch(entry);
-  __builtin_prefetch(entry + sizeof(Entry) - 1);
+  prefetch(entries_[id]);
   return id;
 }
 

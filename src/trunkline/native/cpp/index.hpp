@@ -133,6 +133,7 @@ class MaskRows {
 };
 
 struct KeyCell {
+  static constexpr std::size_t kFilledOfTen = 8;
   std::uint32_t prefix;  // first four bytes of the key, which is uniformly random
   EntryId entry;
   std::uint32_t order(const Spread&) const { return prefix; }
@@ -141,6 +142,7 @@ struct KeyCell {
 };
 
 struct HeldCell {
+  static constexpr std::size_t kFilledOfTen = 8;
   std::uint32_t hash_low, hash_high;  // halves, so that a cell has 20 bytes and not 24
   EntryId entry;
   std::array<std::uint16_t, kTiers> copies;
@@ -152,9 +154,10 @@ struct HeldCell {
 static_assert(sizeof(HeldCell) == 20);
 
 struct PredictedCell {
+  static constexpr std::size_t kFilledOfTen = 5;  // they come and go in seconds: time counts, not room
   EntryId entry;
   std::uint32_t batch;
-  std::uint32_t order(const Spread& spread) const { return spread(entry); }
+  std::uint32_t order(const Spread& spread) const { return spread.ours(entry); }
   bool is_empty() const { return entry == kNoEntry; }
   static PredictedCell empty() { return {kNoEntry, 0}; }
 };
@@ -191,6 +194,7 @@ struct SlotState {
   explicit SlotState(const Spread& spread) : held(spread), predicted(spread) {}
 
   Table<HeldCell> held;
+  std::array<std::size_t, kTiers> tier_counts{};  // of `held`, those with a copy in a tier
   Table<PredictedCell> predicted;
   std::unordered_map<EntryId, Aliases> aliases;  // only blocks with two hashes or more
   Fifo<Batch> batches;
@@ -265,6 +269,9 @@ class Index {
   /// The distinct keys of a slot, sorted and packed.
   std::vector<std::array<std::uint8_t, kKeyBytes>> held(std::uint32_t slot) const;
   std::size_t held_count(std::uint32_t slot) const { return slots_[slot]->held.size(); }
+  const std::array<std::size_t, kTiers>& tier_counts(std::uint32_t slot) const {
+    return slots_[slot]->tier_counts;
+  }
   std::size_t predicted_count(std::uint32_t slot) const { return slots_[slot]->predicted.size(); }
   std::size_t block_count() const { return entries_.size(); }
   std::size_t allocated_bytes() const;
@@ -277,6 +284,10 @@ class Index {
   };
 
   std::size_t find_key(const std::uint8_t* key) const;
+  std::size_t find_entry(EntryId id) const;
+  bool is_of(const KeyCell& cell, std::uint32_t prefix, const std::uint8_t* key) const {
+    return cell.prefix == prefix && std::memcmp(entries_[cell.entry].key.data(), key, kKeyBytes) == 0;
+  }
   EntryId find_or_make(const std::uint8_t* key, std::uint32_t namespace_id);
   std::uint32_t holds(EntryId id, std::uint32_t slot) const;
   void set_holds(EntryId id, std::uint32_t slot, std::uint32_t holds);
@@ -302,6 +313,7 @@ class Index {
   void drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier);
   void drop_hash(SlotState& state, std::uint32_t slot, std::size_t position);
   void expire_oldest(std::uint32_t slot, SlotState& state);
+  void prepare_to_forget(const SlotState& state, const EntryId* ids, std::size_t count);
   void forget_prediction(std::uint32_t slot, SlotState& state, std::size_t position);
   void drop_stale_queued(SlotState& state);
 

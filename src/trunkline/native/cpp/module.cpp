@@ -226,6 +226,10 @@ class BlockIndex {
   }
 
   std::size_t held_count(std::int64_t slot) const { return index_.held_count(checked(slot)); }
+  std::vector<std::size_t> tier_counts(std::int64_t slot) const {
+    const auto& counts = index_.tier_counts(checked(slot));
+    return {counts.begin(), counts.end()};
+  }
   std::size_t predicted_count(std::int64_t slot) const { return index_.predicted_count(checked(slot)); }
   std::size_t block_count() const { return index_.block_count(); }
   std::size_t memory_bytes() const { return index_.allocated_bytes(); }
@@ -377,6 +381,7 @@ nb::object split_answer_head(const nb::bytes& raw, const nb::dict& roles) {
 NB_MODULE(_core, m) {
   using trunkline::BlockIndex;
   m.doc() = "Compiled twins of trunkline.native._fallback and _heads, where everything is described.";
+  m.attr("VERSION") = 1;  // CORE_VERSION of _choice.py says when to raise both
   m.def("chain_keys", &trunkline::chain, "key"_a, "root"_a, "tokens"_a, "block_tokens"_a,
         "extra"_a = nb::bytes("", 0));
   m.def("split_request", &trunkline::split_request_head, "raw"_a);
@@ -401,6 +406,7 @@ NB_MODULE(_core, m) {
       .def("match", &BlockIndex::match, "packed"_a)
       .def("held", &BlockIndex::held, "slot"_a)
       .def("held_count", &BlockIndex::held_count, "slot"_a)
+      .def("tier_counts", &BlockIndex::tier_counts, "slot"_a)
       .def("predicted_count", &BlockIndex::predicted_count, "slot"_a)
       .def("block_count", &BlockIndex::block_count)
       .def("memory_bytes", &BlockIndex::memory_bytes);

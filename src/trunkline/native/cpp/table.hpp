@@ -29,6 +29,11 @@ class Spread {
     return static_cast<std::uint32_t>(folded(once ^ secrets_[2], secrets_[3]) >> 32);
   }
 
+  /// The same in one step, for numbers that we gave ourselves: nobody chose them.
+  std::uint32_t ours(std::uint32_t value) const {
+    return static_cast<std::uint32_t>(value * secrets_[0] >> 32);
+  }
+
  private:
   __extension__ using Wide = unsigned __int128;
 
@@ -40,8 +45,15 @@ class Spread {
   std::uint64_t secrets_[4];
 };
 
+/// Where a cell lies, or would.
+struct Found {
+  std::size_t position;
+  bool is_there;
+};
+
 /// `Cell` is trivially copyable and has `std::uint32_t order(const Spread&) const` (a uniform hash, always the
-/// same for the cell's lifetime), `bool is_empty() const` and `static Cell empty()`.
+/// same for the cell's lifetime), `bool is_empty() const`, `static Cell empty()` and `kFilledOfTen`: of ten
+/// places in the table, how many are filled before it grows.
 template <class Cell>
 class Table {
  public:
@@ -69,19 +81,42 @@ class Table {
 
   /// Puts in a cell that is not there yet; where it lies until the next insertion or removal.
   std::size_t insert(const Cell& cell) {
-    if ((size_ + 1) * 5 > cells_.size() * 4) grow();
+    if (is_full()) grow();
     ++size_;
     return place(cell);
   }
 
-  void erase(std::size_t hole) {
-    for (std::size_t position = after(hole);; position = after(position)) {
+  /// As `find`; where it does not lie there, the hole for `fill`.
+  template <class Predicate>
+  Found find_or_hole(std::uint32_t order, Predicate is_wanted) const {
+    if (cells_.empty()) return {kNone, false};
+    for (std::size_t position = home(order);; position = after(position)) {
       const Cell& cell = cells_[position];
+      if (cell.is_empty()) return {position, false};
+      if (is_wanted(cell)) return {position, true};
+    }
+  }
+
+  /// `insert` at a hole that was found for this very cell, and nothing came or went since.
+  void fill(std::size_t hole, const Cell& cell) {
+    if (is_full()) {
+      insert(cell);
+    } else {
+      ++size_;
+      cells_[hole] = cell;
+    }
+  }
+
+  void erase(std::size_t hole) {
+    std::size_t gap = 1;  // from the hole to the cell that is looked at
+    for (std::size_t position = after(hole);; position = after(position), ++gap) {
+      const Cell cell = cells_[position];
       if (cell.is_empty()) break;
       // A cell may move back to the hole when its home does not lie behind the hole.
-      if (distance(home(cell.order(*spread_)), position) >= distance(hole, position)) {
+      if (distance(home(cell.order(*spread_)), position) >= gap) {
         cells_[hole] = cell;
         hole = position;
+        gap = 0;
       }
     }
     cells_[hole] = Cell::empty();
@@ -101,6 +136,8 @@ class Table {
 
  private:
   static constexpr std::size_t kLeastCells = 16;
+
+  bool is_full() const { return (size_ + 1) * 10 > cells_.size() * Cell::kFilledOfTen; }
 
   // Monotone in `order`, so that growing walks both arrays once, front to back.
   std::size_t home(std::uint32_t order) const {
