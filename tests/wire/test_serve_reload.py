@@ -260,7 +260,8 @@ def test_reloads_are_in_the_audit_log_with_who_wanted_them_and_names_alone(
         ("refused", "config_error"),
     ]
     assert [one["request_id"] for one in found[:2]] == ["why", "why"]
-    assert not any(value in str(found) for value in ("8765", "9753"))
+    said = [(one["action"], one["reason"], one["counts"], one["proof"]) for one in found]
+    assert not any(value in str(said) for value in ("8765", "9753"))  # hashes may have any digits
 
 
 @pytest.mark.parametrize("count", [1, 2])
