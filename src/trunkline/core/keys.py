@@ -14,8 +14,10 @@ Must never: make a key without a namespace. Read `directory.py` next.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
+from struct import Struct
 
 from trunkline.core.identity import DIGEST_BYTES, Namespace
 from trunkline.core.records import BlockKey, NamespaceTag
@@ -23,6 +25,8 @@ from trunkline.native import chain_keys
 
 CHECKPOINT_TOKENS = (256, 1024, 4096)
 """Depths at which a chain value serves as compact digest of the prefix in heartbeats."""
+
+_KEY = Struct(f"{DIGEST_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,9 @@ class KeyChain:
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} of a chain of {len(self)}")
         return BlockKey(self.packed[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES])
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        return map(itemgetter(0), _KEY.iter_unpack(self.packed))
 
     @property
     def block_tokens(self) -> int:

@@ -54,12 +54,11 @@ class PrefixCache:
                 break
             false_hits += held_id != block_ids[hit_blocks]
             hit_blocks += 1
-        for index in range(len(keys) - 1, -1, -1):
-            key = keys[index]
+        for key, block_id in zip(reversed(keys), reversed(block_ids[: len(keys)]), strict=True):
             if key in blocks:
                 blocks.move_to_end(key)
             else:
-                blocks[key] = block_ids[index]
+                blocks[key] = block_id
         evicted: list[bytes] = []
         while len(blocks) > self._capacity_blocks:
             evicted.append(blocks.popitem(last=False)[0])

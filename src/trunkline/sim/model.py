@@ -225,7 +225,7 @@ class FleetModel:
         """The worker takes the job: what it really holds decides what is computed."""
         request, outcome, state = job.request, self.outcome, worker.state
         block_tokens = self._workload.block_tokens
-        keys = [bytes(job.keys[i]) for i in range(len(job.keys))]
+        keys: list[bytes] = list(job.keys)
         ids = array("I", (request.block_ids or ())[: len(keys)])
         limit = (request.input_tokens - 1) // block_tokens
         self._tickets += 1
@@ -356,7 +356,7 @@ class FleetModel:
         if job is None:
             return  # the worker was killed first
         worker.state.queue.first_token(ticket, now)
-        worker.arrived(ticket, [bytes(job.keys[i]) for i in range(len(job.keys))])
+        worker.arrived(ticket, job.keys)
         if self._pulls is not None:
             self._pulls.computed(ticket, job, now)
         self.outcome.ttft_ms.append(now - job.arrival_ms)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trunkline.core.events import CacheEvent
@@ -106,9 +107,9 @@ class ModelWorker:
             self.jobs[leader].followers.append(ticket)
         return len(leaders)
 
-    def arrived(self, ticket: int, keys: list[bytes]) -> None:
+    def arrived(self, ticket: int, keys: Iterable[bytes]) -> None:
         """They are there."""
-        for key in keys:
+        for key in keys if self.coming else ():
             if self.coming.get(key) == ticket:
                 del self.coming[key]
 
