@@ -1,4 +1,8 @@
-"""The real leases as states of a model: frozen to tuples, and thawed for one step."""
+"""The real leases as states of a model: frozen to tuples, and thawed for one step.
+
+Few of them are different in the hundreds of thousands of states that they are parts of, and a step
+of one makes the same of the same: each is made once.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +69,45 @@ def granted(message: Message, ttl_ms: float) -> Grant:
     return Grant(ask=message.ask, rev=message.rev, ttl_ms=ttl_ms, epochs=epochs_at(message.rev))
 
 
-def believes_old(freshness: Freshness, now: BootInstant) -> bool:
+@cache
+def believes_old(kind: type[Freshness], holder: Frozen, now: BootInstant) -> bool:
     """Whether a block from before the revocation would be used now."""
+    freshness = thaw(kind, holder)
     return freshness.is_valid(now) and freshness.epoch(SUBJECT) == 0
+
+
+@cache
+def obeyed(kind: type[Freshness], holder: Frozen, rev: int) -> Frozen:
+    freshness = thaw(kind, holder)
+    freshness.obey(rev, SUBJECT, 1)
+    return freeze(freshness)
+
+
+@cache
+def answered(
+    kind: type[LeaseGrants], grants: Frozen, ask: Message, rev: int, now: BootInstant
+) -> tuple[Frozen, Grant | None]:
+    """What the grantor says to who asks."""
+    grantor = thaw(kind, grants)
+    grant = grantor.grant(ask.holder, ask.ask, rev=rev, epochs=epochs_at(rev), now=now)
+    return freeze(grantor), grant
+
+
+@cache
+def revoked(kind: type[LeaseGrants], grants: Frozen, now: BootInstant) -> tuple[Frozen, Frozen]:
+    """The grantor once it fences revision 2, and that fencing."""
+    grantor = thaw(kind, grants)
+    fencing = grantor.fencing(2, now)
+    return freeze(grantor), freeze(fencing)
+
+
+@cache
+def acked(fencing: Frozen, holder: str) -> Frozen:
+    waiting = thaw(Fencing, fencing)
+    waiting.ack(holder)
+    return freeze(waiting)
+
+
+@cache
+def is_complete(fencing: Frozen, now: BootInstant) -> bool:
+    return thaw(Fencing, fencing).is_complete(now)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -21,16 +22,20 @@ from lease_states import (
     SUBJECT,
     Frozen,
     Message,
+    acked,
+    answered,
     believes_old,
-    epochs_at,
     freeze,
     granted,
     grantor_clock,
     holder_clock,
+    is_complete,
+    obeyed,
+    revoked,
     thaw,
 )
 
-from trunkline.core.freshness import LEASE_TTL_MS, Fencing, Freshness, LeaseGrants
+from trunkline.core.freshness import LEASE_TTL_MS, Freshness, LeaseGrants
 from trunkline.core.records import BootInstant
 
 LAST_TICK = 4
@@ -92,7 +97,7 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 def _answer_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     now = holder_clock(state.tick)
     if state.answer == "admitted":
-        if believes_old(thaw(Freshness, state.worker), now):
+        if believes_old(Freshness, state.worker, now):
             # It is not asked again: what its lease becomes no longer matters, its ack does.
             left = frozenset(m for m in state.sent if (m.kind, m.holder) != ("grant", "worker"))
             yield "the worker checks", state._replace(answer="checked", worker=(), sent=left)
@@ -123,44 +128,44 @@ def _message_steps(state: State) -> Iterator[tuple[str, State]]:
             after = state._replace(sent=state.sent | {Message("ack", "worker")})
             yield "the worker acks", after
         elif message.kind == "grant" and not has_checked:
-            holder = thaw(Freshness, getattr(state, message.holder))
-            holder.take(granted(message, LEASE_TTL_MS))
-            yield f"taken: {message}", _holding(state, message.holder, holder)
+            taken = _taken(getattr(state, message.holder), message)
+            yield f"taken: {message}", _holding(state, message.holder, taken)
         elif message.kind == "order":
-            holder = thaw(Freshness, getattr(state, message.holder))
-            holder.obey(message.rev, SUBJECT, 1)
+            holder = obeyed(Freshness, getattr(state, message.holder), message.rev)
             ack = Message("ack", message.holder)
             after = _holding(state, message.holder, holder)
             yield f"the {message.holder} acks", after._replace(sent=state.sent | {ack})
 
 
-def _holding(state: State, name: str, holder: Freshness) -> State:
-    frozen = freeze(holder)
-    return state._replace(worker=frozen) if name == "worker" else state._replace(gateway=frozen)
+@cache
+def _taken(holder: Frozen, message: Message) -> Frozen:
+    freshness = thaw(Freshness, holder)
+    freshness.take(granted(message, LEASE_TTL_MS))
+    return freeze(freshness)
+
+
+def _holding(state: State, name: str, holder: Frozen) -> State:
+    return state._replace(worker=holder) if name == "worker" else state._replace(gateway=holder)
 
 
 def _grantor_steps(state: State) -> Iterator[tuple[str, State]]:
     now = grantor_clock(state.tick)
     for message in sorted(state.sent):
         if message.kind == "ask":
-            grants = thaw(LeaseGrants, state.grants)
-            epochs = epochs_at(state.rev)
-            grant = grants.grant(message.holder, message.ask, rev=state.rev, epochs=epochs, now=now)
+            grants, grant = answered(LeaseGrants, state.grants, message, state.rev, now)
             assert grant is not None
             sent = state.sent | {Message("grant", message.holder, message.ask, grant.rev)}
-            after = state._replace(grants=freeze(grants), sent=sent)
+            after = state._replace(grants=grants, sent=sent)
             yield f"granted to the {message.holder} at {grant.rev}", after
         elif message.kind == "ack" and state.fencing:
-            fencing = thaw(Fencing, state.fencing)
-            fencing.ack(message.holder)
-            yield f"the ack of the {message.holder}", state._replace(fencing=freeze(fencing))
+            fencing = acked(state.fencing, message.holder)
+            yield f"the ack of the {message.holder}", state._replace(fencing=fencing)
     if state.rev == 1:
-        grants = thaw(LeaseGrants, state.grants)
-        fencing = grants.fencing(2, now)
+        grants, fencing = revoked(LeaseGrants, state.grants, now)
         orders = {Message("order", name, "", 2) for name in HOLDERS}
-        after = state._replace(rev=2, grants=freeze(grants), fencing=freeze(fencing))
+        after = state._replace(rev=2, grants=grants, fencing=fencing)
         yield "revoke", after._replace(sent=state.sent | orders)
-    if state.fencing and thaw(Fencing, state.fencing).is_complete(now):
+    if state.fencing and is_complete(state.fencing, now):
         left = frozenset(message for message in state.sent if message.kind == "grant")
         after = state._replace(is_acked=True, grants=(), fencing=None, sent=left)
         yield "ACKNOWLEDGED", after

@@ -12,20 +12,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import pytest
 from explorer import Explored, explore
 from lease_states import (
-    SUBJECT,
     Frozen,
     Message,
+    acked,
+    answered,
     believes_old,
-    epochs_at,
     freeze,
     granted,
     grantor_clock,
     holder_clock,
+    is_complete,
+    obeyed,
+    revoked,
     thaw,
 )
 
@@ -37,7 +41,7 @@ from leases_broken import (
     LowersRevisions,
     TakesOtherLives,
 )
-from trunkline.core.freshness import LEASE_TTL_MS, Fencing, Freshness, LeaseGrants
+from trunkline.core.freshness import LEASE_TTL_MS, Freshness, LeaseGrants
 from trunkline.core.records import BootInstant
 
 LAST_TICK = 5
@@ -128,46 +132,46 @@ def _holder_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         )
     for message in sorted(state.sent):
         if message.kind == "grant":
-            holder = thaw(rules.freshness, state.holder)
-            if isinstance(holder, CountsFromReceipt):
-                holder.now = now
-            taken = holder.take(granted(message, LEASE_TTL_MS))
-            yield f"it takes {message}: {taken.value}", state._replace(holder=freeze(holder))
+            holder, said = _taken(rules.freshness, state.holder, message, now)
+            yield f"it takes {message}: {said}", state._replace(holder=holder)
         elif message.kind == "order":
-            holder = thaw(rules.freshness, state.holder)
-            holder.obey(message.rev, SUBJECT, 1)
+            holder = obeyed(rules.freshness, state.holder, message.rev)
             ack = Message("ack", str(state.life))
-            yield (
-                "it obeys and acks",
-                state._replace(holder=freeze(holder), sent=state.sent | {ack}),
-            )
+            yield "it obeys and acks", state._replace(holder=holder, sent=state.sent | {ack})
     if state.life == 1 and state.asks and "restart" in rules.troubles:
         fresh = state._replace(life=2, holder=freeze(rules.freshness("2")))
         yield "it restarts", fresh
         yield "its machine reboots", fresh._replace(began=state.tick)
 
 
+@cache
+def _taken(
+    kind: type[Freshness], frozen: Frozen, message: Message, now: BootInstant
+) -> tuple[Frozen, str]:
+    holder = thaw(kind, frozen)
+    if isinstance(holder, CountsFromReceipt):
+        holder.now = now
+    taken = holder.take(granted(message, LEASE_TTL_MS))
+    return freeze(holder), taken.value
+
+
 def _grantor_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     now = grantor_clock(state.tick)
     for message in sorted(state.sent):
         if message.kind == "ask":
-            grants = thaw(rules.grants, state.grants)
-            grant = grants.grant(
-                message.holder, message.ask, rev=state.rev, epochs=epochs_at(state.rev), now=now
-            )
+            grants, grant = answered(rules.grants, state.grants, message, state.rev, now)
             if grant is not None:
                 sent = state.sent | {Message("grant", message.holder, message.ask, grant.rev)}
                 yield (
                     f"the grantor grants {message.ask} at {grant.rev}",
-                    state._replace(grants=freeze(grants), sent=sent),
+                    state._replace(grants=grants, sent=sent),
                 )
         elif message.kind == "ack" and state.fencing and not state.is_acked:
-            fencing = thaw(Fencing, state.fencing)
-            fencing.ack(message.holder)
-            yield f"the ack of {message.holder} arrives", state._replace(fencing=freeze(fencing))
+            fencing = acked(state.fencing, message.holder)
+            yield f"the ack of {message.holder} arrives", state._replace(fencing=fencing)
     if state.rev == 1:
         yield "revoke", _enforced(state._replace(rev=2), rules)
-    if state.fencing and not state.is_acked and thaw(Fencing, state.fencing).is_complete(now):
+    if state.fencing and not state.is_acked and is_complete(state.fencing, now):
         # What is granted from here on is at the new revision, and can only teach the new epoch:
         # the grants that are on their way are what is left to fear.
         left = frozenset(message for message in state.sent if message.kind == "grant")
@@ -179,21 +183,17 @@ def _grantor_steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def _enforced(state: State, rules: Rules) -> State:
-    grants = thaw(rules.grants, state.grants)
-    fencing = grants.fencing(2, grantor_clock(state.tick))
-    return state._replace(
-        grants=freeze(grants),
-        fencing=freeze(fencing),
-        sent=state.sent | {Message("order", "", "", 2)},
-    )
+    grants, fencing = revoked(rules.grants, state.grants, grantor_clock(state.tick))
+    sent = state.sent | {Message("order", "", "", 2)}
+    return state._replace(grants=grants, fencing=fencing, sent=sent)
 
 
 def explored(rules: Rules) -> Explored[State]:
     def uses_after_the_ack(state: State) -> bool:
         if not state.is_acked or state.suspend == 1:
             return False
-        holder = thaw(rules.freshness, state.holder)
-        return believes_old(holder, holder_clock(state.tick - state.began))
+        now = holder_clock(state.tick - state.began)
+        return believes_old(rules.freshness, state.holder, now)
 
     return explore(initial(rules), lambda state: steps(state, rules), uses_after_the_ack)
 
