@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import resource
 import signal
@@ -35,6 +36,7 @@ async def until_stopped(
     """Say that all is up; then everything that runs beside requests, until a signal."""
     stop, again = asyncio.Event(), asyncio.Event()
     stop_on_signals(stop, again)
+    gc.freeze()  # what was loaded stays: to look through it takes 12 ms, amid answers
     say_up()
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_operators(stop))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import random
 import signal
 import socket
@@ -256,6 +257,7 @@ async def _serve(options: WorkerOptions, parts: WorkerParts, listener: socket.so
     options = replace(options, worker_id=options.worker_id or address)
 
     def announce() -> None:
+        gc.freeze()  # what was loaded stays: not to be looked through amid answers
         # Connections queue at the listener from here on, so "ready" is true already.
         line = {"url": f"http://{address}", "events": "", "replay": "", "ranks": len(worker.ranks)}
         first = worker.ranks[0].publisher
