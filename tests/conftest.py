@@ -6,6 +6,7 @@ more.
 
 from __future__ import annotations
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -25,3 +26,9 @@ settings.register_profile(
     "deep", deadline=None, max_examples=2_000, suppress_health_check=_SLOW_MACHINE
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests are half a million objects: collections need not look through them."""
+    gc.collect()
+    gc.freeze()
