@@ -67,19 +67,18 @@ from trunkline.gateway.backend import (
     KeyOrder,
     KeyView,
     NewKeyView,
-    OrgView,
     Outcome,
     Page,
     PageOrder,
-    Policy,
     PublicOrder,
     PublicView,
     ReceiptView,
-    TenantView,
     VerificationView,
 )
 from trunkline.gateway.contracts import ClientError
 from trunkline.gateway.permissions import Act, Extent, extent_of
+from trunkline.gateway.tenant_counts import TenantCount, TenantCounts
+from trunkline.gateway.tenant_views import OrgView, Policy, TenantView
 from trunkline.ports.clock import Clock
 
 REFUSALS_BURST = 20
@@ -103,6 +102,7 @@ class AdministrationParts:
     reader: AuditReader
     credentials: Credentials
     clock: Clock
+    counts: TenantCounts
     hash_secret: SecretHash
     draw: RandomBytes = field(repr=False)
     """`draw(n)`: n unguessable bytes."""
@@ -219,7 +219,11 @@ class Administration:
     async def tenants(self, call: Call, page: PageOrder) -> Page[TenantView] | None:
         book = self._book
         seen = (t for t in book.tenants.values() if reaches_tenant(self._book, call, t.tenant))
-        return page_of(seen, page, lambda tenant: tenant.name, partial(tenant_view, book))
+        view = partial(tenant_view, book, self._parts.counts)
+        return page_of(seen, page, lambda tenant: tenant.name, view)
+
+    def others(self, call: Call) -> TenantCount | None:
+        return self._parts.counts.others() if call.extent is Extent.FLEET else None
 
     async def add_tenant(self, call: Call, name: str, *, org: str, create_org: bool) -> Done | None:
         """Without an organisation the tenant gets one of its own, of the same name."""

@@ -21,14 +21,14 @@ from trunkline.gateway.backend import (
     KeyView,
     Page,
     PageOrder,
-    Policy,
     PublicView,
     ReceiptView,
     SinkView,
-    TenantView,
     VerificationView,
 )
 from trunkline.gateway.permissions import Extent
+from trunkline.gateway.tenant_counts import TenantCounts
+from trunkline.gateway.tenant_views import Policy, TenantView
 
 _T = TypeVar("_T")
 _View = TypeVar("_View")
@@ -44,7 +44,7 @@ def tenant_state(book: Book, subject: Subject) -> Literal["active", "revoked"]:
     return "revoked" if subject in book.table.barred else "active"
 
 
-def tenant_view(book: Book, tenant: Tenant) -> TenantView:
+def tenant_view(book: Book, counts: TenantCounts, tenant: Tenant) -> TenantView:
     return TenantView(
         tenant=tenant.name,
         id=tenant.tenant,
@@ -61,6 +61,7 @@ def tenant_view(book: Book, tenant: Tenant) -> TenantView:
             weight=tenant.quota.weight,
             priority=tenant.quota.priority,
         ),
+        usage=counts.of(tenant.tenant),
     )
 
 

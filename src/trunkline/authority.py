@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trunkline.control.changes import EpochRaised, SubjectEnabled
+from trunkline.control.changes import EpochRaised, SubjectEnabled, TenantRemoved
 from trunkline.control.supervised import Supervised
 from trunkline.core.freshness import LeaseGrants
 from trunkline.core.principals import Principal
@@ -125,6 +125,7 @@ class Authority:
             publics = PublicPrefixes(core.identity, lambda: clock.wall() * 1_000.0, grant_of)
             core.namespaces.publics = publics
             if self.tenants is not None:
+                core.picker.accounts.tenants = self.tenants.allowance.counts
                 self.tenants.publish(publics, core, only)
 
     def attach(self, front: Front, cores: Sequence[Core]) -> None:
@@ -282,6 +283,7 @@ def _administration(
             reader=records.reader,
             credentials=door.credentials,
             clock=ground.clock,
+            counts=door.allowance.counts,
             hash_secret=door.hash_secret,
             draw=secrets.token_bytes,
         )
@@ -299,6 +301,8 @@ def _follow_registry(
             ground.log.warning(
                 "access.changed", rev=committed.rev, kind=kind, by=committed.intent.actor
             )
+        if isinstance(committed.change, TenantRemoved):
+            door.allowance.counts.forget(committed.change.tenant)
         door.policies.swap(committed.book)
         door.credentials.swap(committed.book.keys)
         door.tenancy.swap(committed.book.table)

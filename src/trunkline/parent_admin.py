@@ -1,6 +1,7 @@
 """The one admin port of several processes: passes on what comes in, and joins what they answer.
 
     metrics, workers, decisions     asked of all; joined, each series and row with its `process`
+    the list of tenants             asked of all; what they count of each is added up
     changes of workers, heartbeats  carried out by all, one change at a time, and again by a process
                                     that is started later
     tenants, keys, revocations      carried out by the first process; answered when all the others
@@ -75,6 +76,7 @@ MAX_KEPT_CHANGES = 65_536
 MAX_KEPT_AMENDS = 8
 """Of one worker, since it was last told of as a whole: of more the oldest is forgotten."""
 _PASSED_ON = (b"authorization", b"origin", b"host", b"content-type", b"x-request-id")
+_OF_ALL = ("/metrics", "/workers", "/decisions", "/revocations", "/tenants", "/get_loads")
 _NOWHERE = "/nowhere"
 """A path that is nobody's: who is let in is told that it is not there."""
 
@@ -181,7 +183,7 @@ class ParentAdmin:
         return await self._administer(asked)
 
     async def _read(self, root: str, asked: Asked) -> Response:
-        if root in ("/metrics", "/workers", "/decisions", "/revocations", "/get_loads"):
+        if root in _OF_ALL:
             heard = await self._all(asked, READ_MS)
             if root in ("/decisions", "/revocations") and asked.path != root:
                 return known(asked, heard)  # where it was made

@@ -21,6 +21,7 @@ from trunkline.parent_joins import (
     in_turns,
     joined_decision,
     joined_loads,
+    joined_tenants,
     joined_worker,
     joined_workers,
 )
@@ -135,6 +136,8 @@ def joined(root: str, asked: Asked, heard: Sequence[Heard]) -> Any:  # as JSON h
     if root == "/get_loads":
         loads = joined_loads(answers)
         return {"workers": loads, "total_workers": len(loads)}
+    if root == "/tenants":
+        return joined_tenants([answer for _, answer in answers])
     name = root[1:]
     rows = [[{**row, PROCESS: number} for row in answer[name]] for number, answer in answers]
     if root == "/revocations":

@@ -7,6 +7,7 @@ asks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 PROCESS = "process"
@@ -55,6 +56,23 @@ def joined_loads(answers: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str
             known["load"] += row["load"]
             known["queue_ms"] = max(known["queue_ms"], row["queue_ms"])
     return list(seen.values())
+
+
+def joined_tenants(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first one's list, with what all count of each tenant added up."""
+    first = answers[0]
+    seen: dict[str, list[dict[str, int] | None]] = {}
+    for row in chain.from_iterable(answer["tenants"] for answer in answers):
+        seen.setdefault(row["id"], []).append(row["usage"])
+    rows = [{**row, "usage": _added_up(seen[row["id"]])} for row in first["tenants"]]
+    others = _added_up([answer["others"] for answer in answers])
+    return {**first, "tenants": rows, "others": others}
+
+
+def _added_up(counts: Sequence[dict[str, int] | None]) -> dict[str, int] | None:
+    """None where nobody counts it."""
+    known = [count for count in counts if count is not None]
+    return {name: sum(count[name] for count in known) for name in known[0]} if known else None
 
 
 def joined_decision(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -158,11 +158,21 @@ def _tenants_list(arguments: argparse.Namespace, client: AdminClient, terminal: 
             _limit(tenant["policy"]["tokens_per_s"]),
             f"{tenant['policy']['cache_floor_bytes']}",
             _limit(tenant["policy"]["cache_cap_bytes"]),
+            *_used(tenant["usage"]),
         )
         for tenant in tenants
     ]
     head = ("TENANT", "STATE", "ORG", "SHARES", "REQ/S", "TOK/S", "FLOOR BYTES", "CAP BYTES")
-    return print_table(head, rows, terminal)
+    return print_table((*head, "REQUESTS", "PROMPT TOKENS", "HITS"), rows, terminal)
+
+
+def _used(usage: Json | None) -> tuple[str, str, str]:
+    """What a tenant has asked for, and the share of it that was reused where answers told."""
+    if usage is None:
+        return "-", "-", "-"
+    told = usage["reported_tokens"]
+    hits = f"{100 * usage['hit_tokens'] / told:.1f} %" if told else "-"
+    return f"{usage['requests']}", f"{usage['prompt_tokens']}", hits
 
 
 def _tenants_add(arguments: argparse.Namespace, client: AdminClient, terminal: Terminal) -> int:

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from registry_bench import an_id, run
+from registry_bench import ORG, TENANT, an_id, intent, raised, run
 
 from hand_clock import WALL_MS
 from trunkline.adapters.clock import SystemClock
@@ -16,10 +16,12 @@ from trunkline.authority import Authority, open_authority, publics_in_use
 from trunkline.config import AuthConfig, Config
 from trunkline.control import ledger as ledger_module
 from trunkline.control.book import Book, PublicPrefix
+from trunkline.control.changes import TenantRemoved
 from trunkline.control.ledger import Ledger
 from trunkline.core.identity import ModelIdentity
 from trunkline.core.publics import MAX_PREFIXES
 from trunkline.errors import RegistryBroken
+from trunkline.gateway.tenant_counts import TenantCount
 from trunkline.observe import EventLog
 
 LOG = EventLog("test-authority")
@@ -103,3 +105,22 @@ def test_a_task_in_the_background_that_fails_ends_the_authority(
 ) -> None:
     with pytest.raises(ExceptionGroup, match="unhandled errors"):
         run(lived_on(tmp_path, ZeroDivisionError("a bug"), monkeypatch))
+
+
+def test_what_was_counted_of_a_tenant_goes_with_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = Config(auth=AuthConfig(auth="keys", state_dir=str(tmp_path)))
+        async with open_authority(config, SystemClock(), b"", LOG) as authority:
+            assert authority.tenants is not None
+            counts, registry = authority.tenants.allowance.counts, authority.tenants.registry
+            for change in (ORG, TENANT):
+                await registry.commit(change, intent())
+            counts.sent(TENANT.tenant, 100)
+            counts.sent("another", 100)
+            for change in (raised(1, is_revoked=True), TenantRemoved(tenant=TENANT.tenant)):
+                assert counts.of(TENANT.tenant) == TenantCount(requests=1, prompt_tokens=100)
+                await registry.commit(change, intent())
+            assert counts.of(TENANT.tenant) == TenantCount()
+            assert len(counts) == 1
+
+    run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from picker_bench import request
 from test_receipts import decision
 
 from trunkline.core.decision import Gain
@@ -24,7 +25,7 @@ def test_only_the_time_of_choices_is_added_up_as_time_saved() -> None:
     accounts = Accounts()
     gain = Gain(saved_prefill_ms=36.0, queue_ms=2.0, transfer_ms=1.0, imbalance_ms=-29.0)
     for _ in range(2):
-        accounts.remember(replace(decision("r"), gain=gain), None, Instant(0.0))
+        accounts.remember(request("p"), replace(decision("r"), gain=gain), None, Instant(0.0))
     assert gain.net_ms == 62.0
     assert accounts.net_saved_ms == 66.0, "the price of imbalance is no time that anybody is spared"
 

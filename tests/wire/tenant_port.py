@@ -38,6 +38,7 @@ from trunkline.gateway.admin import Beside, admin_app
 from trunkline.gateway.authenticate import Credentials
 from trunkline.gateway.listener import bind_admin, serve_admin
 from trunkline.gateway.metrics import Exposition
+from trunkline.gateway.tenant_counts import TenantCounts
 from trunkline.observe import EventLog
 from trunkline.ports.audit import SinkDown
 
@@ -91,6 +92,7 @@ class TenantPort:
         self.sink = BreakableSink(folder / "audit")
         self.checkpoint_file = folder / "checkpoints.jsonl"
         self.store = MemoryStore()
+        self.counts = TenantCounts()
         self._clients: list[httpx.Client] = []
         self._is_started = threading.Event()
         self._trouble: BaseException | None = None
@@ -197,6 +199,7 @@ class TenantPort:
                     reader=AuditReader(audit, keeper=keeper, is_signed=signer.is_signed),
                     credentials=credentials,
                     clock=clock,
+                    counts=self.counts,
                     hash_secret=hash_secret,
                     draw=draw,
                 )

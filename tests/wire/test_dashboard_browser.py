@@ -236,7 +236,10 @@ def a_kept_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     with processes() as started:
         worker = started.worker("--profile", "tiny")
         fleet = tenants(started, [worker.url], tmp_path_factory.mktemp("kept"))
-        fleet.caller("acme")
+        fleet.caller("small")
+        asking = fleet.caller("acme")
+        assert [asking.answer("asked twice " * 40).status for _ in range(2)] == [200, 200]
+        fleet.gateway.wait_quiet()
         policy = {"cache_cap_bytes": 5_000_000_000}
         fleet.gateway.admin("/tenants/acme/policy", "PUT", json=policy)
         fleet.gateway.admin(
@@ -266,6 +269,23 @@ def test_the_operator_sees_tenants_revocations_and_audit_as_text(
         seen.go("tenants")
         seen.wait_text("#view-tenants tbody", "acme")
         seen.wait_text("#view-tenants tbody", "5.0 GB")
+        first, second = seen.page.locator("#view-tenants tbody tr").all()
+        (row,) = [
+            one["usage"]
+            for one in kept.gateway.admin("/tenants").json()["tenants"]
+            if one["tenant"] == "acme"
+        ]
+        shown = {
+            label: first.locator(f"td[data-label='{label}']").inner_text()
+            for label in ("Requests", "Prompt tokens", "Hits")
+        }
+        assert shown == {
+            "Requests": "2",
+            "Prompt tokens": str(row["prompt_tokens"]),
+            "Hits": f"{100 * row['hit_tokens'] / row['reported_tokens']:.1f} %",
+        }
+        assert "small" in second.inner_text(), "who asked for most is first"
+        assert second.locator("td[data-label='Hits']").inner_text() == "–"
         seen.assert_fits()
         seen.go("revocations")
         seen.wait_text("#view-revocations tbody", "tenant/acme")

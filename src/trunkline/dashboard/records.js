@@ -1,7 +1,7 @@
 // Tenants, revocations and the end of the audit log: asked for while they are looked at, by those
 // who may. The gateway refuses them to all others, whatever this page shows.
 
-import { NONE, brief, bytes, count, el, ms, moment, write } from "./elements.js";
+import { NONE, brief, bytes, count, el, ms, moment, share, write } from "./elements.js";
 import { ask, problemOf } from "./stream.js";
 import { Table } from "./table.js";
 
@@ -29,12 +29,35 @@ class Asked {
     }
     const rows = this.rowsOf(answer.told);
     this.table.update(rows);
-    write(this.said, `${count(rows.length)} shown.`);
+    write(this.said, `${count(rows.length)} shown${answer.told.next ? "; there are more" : ""}.`);
   }
 }
 
-function limit(value, shown = brief) {
-  return value === null || value === undefined ? "none" : shown(value);
+/** Limits, each with what it is of; those that are not set are left out. */
+function listed(...limits) {
+  const set = limits.filter(([value]) => value !== null && value !== undefined);
+  return set.map(([value, what, shown = brief]) => `${shown(value)} ${what}`).join(", ") || "no limit";
+}
+
+/** The tenant that has asked for most first; behind all, those that are not counted one by one. */
+function tenantsOf(told) {
+  const asked = (row) => row.usage?.prompt_tokens ?? 0;
+  const rows = [...told.tenants].sort((one, other) => asked(other) - asked(one));
+  const hasOthers = told.others && Object.values(told.others).some((number) => number > 0);
+  return hasOthers ? [...rows, { id: "others", tenant: "all others", usage: told.others }] : rows;
+}
+
+function used(shown) {
+  return (row) => (row.usage ? shown(row.usage) : NONE);
+}
+
+function ruled(shown) {
+  return (row) => (row.policy ? shown(row.policy) : NONE);
+}
+
+function stateOf(row) {
+  if (!row.state) return NONE;
+  return row.state === "active" ? "● active" : `▲ ${row.state}`;
 }
 
 export class Tenants extends Asked {
@@ -42,26 +65,26 @@ export class Tenants extends Asked {
     super({
       path: "tenants?limit=1000",
       everyMs: 10_000,
-      rowsOf: (told) => told.tenants,
-      note: "Tenants within your reach, with their policies. They are changed by the command trunkline tenants.",
+      rowsOf: tenantsOf,
+      note: "Tenants within your reach, with what they asked for since this gateway started and their policies. These are changed by the command trunkline tenants.",
       table: new Table({
         caption: "Tenants",
         key: (row) => row.id,
         columns: [
           { label: "Tenant", text: (row) => row.tenant },
-          { label: "Organisation", text: (row) => row.org },
+          { label: "Organisation", text: (row) => row.org ?? NONE },
           {
             label: "State",
-            text: (row) => (row.state === "active" ? "● active" : `▲ ${row.state}`),
-            fill: (cell, row, text) => cell.replaceChildren(el("span", { class: `state ${row.state === "active" ? "good" : "bad"}` }, text)),
+            text: stateOf,
+            fill: (cell, row, text) => cell.replaceChildren(el("span", { class: `state ${{ active: "good", revoked: "bad" }[row.state] ?? ""}` }, text)),
           },
-          { label: "Shares by", text: (row) => row.effective_scope },
-          { label: "Weight", number: true, text: (row) => String(row.policy.weight) },
-          { label: "Priority", text: (row) => row.policy.priority },
-          { label: "Requests a second", number: true, text: (row) => limit(row.policy.requests_per_s) },
-          { label: "Tokens a second", number: true, text: (row) => limit(row.policy.tokens_per_s) },
-          { label: "Cache floor", number: true, text: (row) => limit(row.policy.cache_floor_bytes || null, bytes) },
-          { label: "Cache cap", number: true, text: (row) => limit(row.policy.cache_cap_bytes, bytes) },
+          { label: "Requests", number: true, text: used((usage) => brief(usage.requests)) },
+          { label: "Prompt tokens", number: true, text: used((usage) => brief(usage.prompt_tokens)) },
+          { label: "Hits", number: true, text: used((usage) => share(usage.hit_tokens, usage.reported_tokens)) },
+          { label: "Shares by", text: (row) => row.effective_scope ?? NONE },
+          { label: "Priority", text: ruled((policy) => (policy.weight === 1 ? policy.priority : `${policy.priority}, weight ${policy.weight}`)) },
+          { label: "At most, a second", text: ruled((policy) => listed([policy.requests_per_s, "requests"], [policy.tokens_per_s, "tokens"])) },
+          { label: "Cache", text: ruled((policy) => listed([policy.cache_floor_bytes || null, "kept", bytes], [policy.cache_cap_bytes, "at most", bytes])) },
         ],
         empty: "No tenant is within your reach.",
       }),

@@ -16,6 +16,7 @@ from trunkline.gateway.beginnings import Beginnings
 from trunkline.gateway.contracts import InferenceRequest
 from trunkline.gateway.families import LOOKUP_SECONDS
 from trunkline.gateway.metrics import Histogram
+from trunkline.gateway.tenant_counts import TenantCounts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Accounts:
     reasons: dict[str, int] = field(default_factory=dict[str, int])
     plans: dict[Plan, int] = field(default_factory=lambda: dict.fromkeys(Plan, 0))
     lookup: Histogram = field(default_factory=lambda: Histogram(LOOKUP_SECONDS))
+    tenants: TenantCounts | None = None
+    """None where everybody is one tenant."""
 
     def read(self, request: InferenceRequest) -> None:
         """A request is to be routed, by its prompt or without."""
@@ -62,7 +65,9 @@ class Accounts:
             why = request.approximate.replace(" ", "-")
             self.approximate_prompts[why] = self.approximate_prompts.get(why, 0) + 1
 
-    def remember(self, decision: Decision, keys: KeyChain | None, now: Instant) -> None:
+    def remember(
+        self, request: InferenceRequest, decision: Decision, keys: KeyChain | None, now: Instant
+    ) -> None:
         """A choice was made, for a prompt of these blocks; None where nothing is known of it."""
         self.decisions += 1
         self.queued_ms += decision.candidates.queue_ms[decision.choice]
@@ -74,6 +79,9 @@ class Accounts:
         self.selections[decision.worker] = self.selections.get(decision.worker, 0) + 1
         if keys is not None:
             self.beginnings.note(keys, decision.expected_tokens, now)
+        if self.tenants is not None and not request.is_counted:
+            request.is_counted = True
+            self.tenants.sent(request.grant.principal.tenant, decision.prompt_tokens)
 
     def false_hit(self, decision: Decision, cached_tokens: int) -> None:
         """An answer reused what nothing was shared with."""
@@ -86,7 +94,9 @@ class Accounts:
             remedy="drain it; `trunkline doctor` tests its isolation",
         )
 
-    def reported(self, decision: Decision, block_tokens: int, cached_tokens: int) -> None:
+    def reported(
+        self, tenant: str, decision: Decision, block_tokens: int, cached_tokens: int
+    ) -> None:
         """An answer told how much was reused, of a prompt whose tokens we know."""
         predicted = decision.expected_tokens
         self.reported_prompts += 1
@@ -98,6 +108,8 @@ class Accounts:
             hits = self.hits.setdefault(decision.worker, [0, 0])
             hits[0] += decision.prompt_tokens
             hits[1] += cached_tokens
+        if self.tenants is not None:
+            self.tenants.reported(tenant, decision.prompt_tokens, cached_tokens)
         if cached_tokens + block_tokens <= predicted:
             self.over_claims += 1
             self.over_claimed_tokens += predicted - cached_tokens

@@ -29,7 +29,6 @@ from trunkline.gateway.backend import (
     KeyOrder,
     Page,
     PageOrder,
-    Policy,
     PublicOrder,
     TenancyBackend,
 )
@@ -44,6 +43,7 @@ from trunkline.gateway.listener import (
     whole_number,
 )
 from trunkline.gateway.permissions import Act
+from trunkline.gateway.tenant_views import Policy
 
 MAX_PUBLIC_TOKENS = 131_072
 MAX_PAGE = 1_000
@@ -185,7 +185,9 @@ class _Tenancy:
 
     async def tenants(self, request: Request) -> Response:
         call, order = call_of(request), _page_order(query_of(request, "limit", "after"))
-        return self._list("tenants", call, await self._backend.tenants(call, order))
+        page = await self._backend.tenants(call, order)
+        others = {"others": self._backend.others(call)}
+        return self._answer(call, page and {"tenants": page.items, "next": page.next, **others})
 
     async def add_tenant(self, request: Request) -> Response:
         body = decode(_TENANT, await read_body(request))

@@ -19,6 +19,7 @@ from trunkline.core.overload import Priority
 from trunkline.core.rates import RateLimits, RateQuota, retry_after_s
 from trunkline.errors import Busy
 from trunkline.gateway.contracts import InferenceRequest
+from trunkline.gateway.tenant_counts import TenantCounts
 from trunkline.ports.clock import Clock
 
 BURST_S = 1.0
@@ -78,6 +79,8 @@ class Allowance:
         self.refused_requests = 0
         """Over the rate of requests; a plain counter since start."""
         self.refused_tokens = 0
+        self.counts = TenantCounts()
+        """By tenant: what is refused here, and what `Accounts` knows of the others."""
 
     def __len__(self) -> int:
         """Tenants whose buckets are not full."""
@@ -99,7 +102,7 @@ class Allowance:
         now = self._clock.now()
         wait_ms = self._limits.admit(tenant, 0.0, quota, now)
         if wait_ms > 0.0:
-            raise self._refusal(quota, self._limits.levels(tenant, quota, now), wait_ms)
+            raise self._refusal(tenant, quota, self._limits.levels(tenant, quota, now), wait_ms)
 
     def charge(self, tenant: str, request: InferenceRequest) -> None:
         """Charge the prompt of an admitted request, now that its tokens are known. Raises
@@ -114,7 +117,7 @@ class Allowance:
             tokens = quota.tokens_burst if tokens is None else tokens
             if tokens < 0.0:
                 wait_ms = -tokens / quota.tokens_per_s * 1_000.0
-                raise self._refusal(quota, (requests, tokens), wait_ms)
+                raise self._refusal(tenant, quota, (requests, tokens), wait_ms)
             charged = _prompt_tokens(request)
             self._limits.charge(tenant, charged, quota, now)
             tokens -= charged
@@ -145,8 +148,13 @@ class Allowance:
         return rates
 
     def _refusal(
-        self, quota: RateQuota, levels: tuple[float | None, float | None], wait_ms: float
+        self,
+        tenant: str,
+        quota: RateQuota,
+        levels: tuple[float | None, float | None],
+        wait_ms: float,
     ) -> RateLimited:
+        self.counts.limited(tenant)
         tokens = levels[1]
         if tokens is not None and tokens < 0.0:
             self.refused_tokens += 1

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from trunkline.core.identity import ScopeKind
-from trunkline.core.overload import Priority
 from trunkline.core.principals import Principal, Role
 from trunkline.core.records import BlockKey, WorkerId
 from trunkline.gateway.permissions import Act, Extent
 from trunkline.gateway.preview import PreviewOrder
+from trunkline.gateway.tenant_counts import TenantCount
+from trunkline.gateway.tenant_views import OrgView, Policy, TenantView
 
 WorkerCondition = Literal[
     "joining",
@@ -210,42 +211,6 @@ class Page(Generic[Item]):
     items: Sequence[Item]
     next: str | None = None
     """The `after` of what follows; None at the end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrgView:
-    """One organisation."""
-
-    org: str
-    id: str
-    shared: bool
-    state: Literal["active", "revoked"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """The whole policy of a tenant. None is no limit."""
-
-    scope: ScopeKind = ScopeKind.TENANT
-    shared: bool = False
-    requests_per_s: float | None = None
-    tokens_per_s: float | None = None
-    cache_floor_bytes: int = 0
-    cache_cap_bytes: int | None = None
-    weight: float = 1.0
-    priority: Priority = Priority.NORMAL
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantView:
-    """One tenant. `effective_scope` is what its requests share by default, as both sides opted."""
-
-    tenant: str
-    id: str
-    org: str
-    state: Literal["active", "revoked"]
-    effective_scope: ScopeKind
-    policy: Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,6 +434,10 @@ class TenancyBackend(Protocol):
     async def add_org(self, call: Call, name: str) -> Done: ...
     async def set_org_policy(self, call: Call, name: str, *, shared: bool) -> Done | None: ...
     async def tenants(self, call: Call, page: PageOrder) -> Page[TenantView] | None: ...
+
+    def others(self, call: Call) -> TenantCount | None:
+        """Of all tenants that are not counted one by one; None for who sees less than the fleet."""
+        ...
 
     async def add_tenant(
         self, call: Call, name: str, *, org: str, create_org: bool

@@ -168,6 +168,8 @@ class InferenceRequest:
     """The first bytes of its answer have gone out."""
     had_turn: bool = False
     """The line in front of the fleet let it pass and charged it: further attempts do not wait."""
+    is_counted: bool = False
+    """It is among the requests of its tenant: further attempts are not."""
     model: str = ""
     is_stream: bool = False
     prompt: Prompt | None = field(default=None, repr=False)

@@ -381,8 +381,7 @@ class FleetPicker:
         now: Instant,
     ) -> Pick:
         worker = decision.worker
-        state = self._fleet.get(worker)
-        target = self._targets.get(worker)
+        state, target = self._fleet.get(worker), self._targets.get(worker)
         assert state is not None, f"{worker} was chosen but is not in the fleet"
         assert target is not None, f"{worker} was chosen but has no target"
         known = of_size.get(state.block_tokens)
@@ -400,6 +399,7 @@ class FleetPicker:
             is_stream=request.is_stream,
             is_guess=bool(request.approximate),
             is_alone=request.is_alone,
+            tenant=request.grant.principal.tenant,
             pull=self._order(request, decision, keys, sources),
         )
         told = self._ticket(request.grant, keys, ticket)
@@ -419,7 +419,7 @@ class FleetPicker:
             first_token_ms=first_token_ms(request, decision, target.pace, cold_ms=cold_ms),
         )
         self._charge(ticket, now, request.keep_ms)
-        self.accounts.remember(decision, keys, now)
+        self.accounts.remember(request, decision, keys, now)
         self._note_hot(request, keys, decision, now)
         return picked
 
@@ -496,5 +496,5 @@ class FleetPicker:
         if self._prompts.is_text or ticket.is_guess:  # what was predicted is not counted in tokens
             self.accounts.reused_tokens += cached_tokens
         else:
-            self.accounts.reported(ticket.decision, block_tokens, cached_tokens)
+            self.accounts.reported(ticket.tenant, ticket.decision, block_tokens, cached_tokens)
             self._fleet.alarms.promised(ticket.decision, cached_tokens, self._clock.now())

@@ -51,6 +51,8 @@ class Ticket:
     """Its tokens are not quite those that the worker computes."""
     is_alone: bool = False
     """Nothing can be reused for it: its salt is its own."""
+    tenant: str = ""
+    """In whose name it was sent."""
     pull: PullOrder | None = None
     """What it was told to pull, until the answer says what became of it."""
     is_prefilled: bool = False
