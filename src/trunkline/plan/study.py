@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +19,7 @@ from trunkline.plan.peers import LEAST_QUEUE, OURS, ROUTERS
 from trunkline.plan.queueing import FleetShape, QueueModel, Routed
 from trunkline.plan.reader import LogReader
 from trunkline.plan.savings import OWNERS, SHARED, Savings
+from trunkline.plan.trials import Trial, tried
 from trunkline.plan.window import BusiestWindow, Stretch, stretch_of
 from trunkline.replay.traces import TraceRequest
 from trunkline.sim.isolation import IsolationCount
@@ -28,6 +30,8 @@ LINKS_GBIT = (10.0, 25.0, 100.0, 400.0)
 MAX_PUBLIC_USES = 1_000_000
 """Blocks that prefixes are looked for in: some 150 MB. Above it several are taken together."""
 MIN_OWNERS = 2
+LIMIT, GOAL = "the limit", "goal"
+"""Beside the routers: one queue before one cache of all, and the search for enough workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +100,18 @@ class Study:
         savings = self._saved()
         calls = self._window.calls()
         stretch = stretch_of(calls, per_second=fleet.per_second)
-        routed = self._routed(stretch, step)
-        result = {
+        found = self._tried(stretch, step)
+        needed = found.pop(GOAL)
+        return {
             "log": self._log(),
             "fleet": {**asdict(fleet), "cache_tokens": fleet.tokens(fleet.cache_gib)},
             "savings": savings,
             "isolation": self._isolation(savings),
             "public_prefixes": public_prefixes(calls, best=fleet.best_prefixes),
-            "routing": self._routing(stretch, routed),
-            "pulls": self._pulls(routed[OURS]),
-            "goal": self._goal(stretch),
+            "routing": self._routing(stretch, found),
+            "pulls": self._pulls(found[OURS]),
+            "goal": self._goal(stretch, needed),
         }
-        step()
-        return result
 
     @property
     def steps(self) -> int:
@@ -174,17 +177,17 @@ class Study:
             if scope != SHARED
         ]
 
-    def _routed(self, stretch: Stretch, step: Callable[[], None]) -> dict[str, Routed]:
-        routed: dict[str, Routed] = {}
-        for name, make in ROUTERS.items():
-            shape = self._fleet.shape()
-            routed[name] = QueueModel(shape, stretch).run(make(shape, self._fleet.seed))
-            step()
-        pooled = self._fleet.shape(is_pooled=True)
-        chooser = ROUTERS[LEAST_QUEUE](pooled, self._fleet.seed)
-        routed["the limit"] = QueueModel(pooled, stretch).run(chooser)
-        step()
-        return routed
+    def _tried(self, stretch: Stretch, step: Callable[[], None]) -> dict[str, Any]:
+        """How each router does, `LIMIT`, and how many workers `GOAL` takes."""
+        fleet = self._fleet
+        shape, pooled = fleet.shape(), fleet.shape(is_pooled=True)
+        trials: dict[str, Trial[Any]] = {
+            GOAL: partial(_needed, shape=shape, goal_ms=fleet.ttft_goal_ms)
+        }
+        for name in ROUTERS:
+            trials[name] = partial(_routed, name=name, shape=shape, seed=fleet.seed)
+        trials[LIMIT] = partial(_routed, name=LEAST_QUEUE, shape=pooled, seed=fleet.seed)
+        return tried(stretch, trials, step)
 
     def _routing(self, stretch: Stretch, routed: dict[str, Routed]) -> dict[str, Any]:
         return {
@@ -215,19 +218,26 @@ class Study:
             "rows": rows,
         }
 
-    def _goal(self, stretch: Stretch) -> dict[str, Any]:
-        fleet, shape = self._fleet, self._fleet.shape()
-        ours = workers_needed(stretch, shape, fleet.ttft_goal_ms, ROUTERS[OURS])
-        blind = None
-        if ours is not None:
-            make, goal_ms = ROUTERS[LEAST_QUEUE], fleet.ttft_goal_ms
-            blind = workers_needed(stretch, shape, goal_ms, make, at_least=ours)
+    def _goal(self, stretch: Stretch, workers: dict[str, int | None]) -> dict[str, Any]:
         return {
-            "ttft_ms": fleet.ttft_goal_ms,
+            "ttft_ms": self._fleet.ttft_goal_ms,
             "share": GOAL_SHARE,
             "requests": min(len(stretch), MAX_GOAL_CALLS),
-            "workers": {OURS: ours, LEAST_QUEUE: blind},
+            "workers": workers,
         }
+
+
+def _routed(stretch: Stretch, *, name: str, shape: FleetShape, seed: int) -> Routed:
+    return QueueModel(shape, stretch).run(ROUTERS[name](shape, seed))
+
+
+def _needed(stretch: Stretch, *, shape: FleetShape, goal_ms: float) -> dict[str, int | None]:
+    """Workers that keep the goal: with our choices, and blind to caches."""
+    ours = workers_needed(stretch, shape, goal_ms, ROUTERS[OURS])
+    blind = None
+    if ours is not None:
+        blind = workers_needed(stretch, shape, goal_ms, ROUTERS[LEAST_QUEUE], at_least=ours)
+    return {OURS: ours, LEAST_QUEUE: blind}
 
 
 def public_prefixes(calls: list[Call], *, best: int) -> dict[str, Any] | None:
