@@ -1,11 +1,11 @@
-"""`trunkline plan` on an hour of chat, 12,031 requests: time, CPU, and memory of its largest process.
+"""`trunkline plan` on an hour of chat, 12,031 requests: time, CPU, memory of its largest process.
 
     python benchmarks/planning.py [--json]
     python benchmarks/planning.py --rows 10000000     # ten minutes of CPU, 1.5 GB of disk
 
-Bars: 10 s, 1 GiB. CPU is shown beside it. Start-up of Python and the page's plots are in it; routers
-are tried on up to four cores. `--rows` plans a log of so many drawn conversations in Mooncake's
-format instead, against the bar of memory alone.
+Bars: 10 s, 1 GiB. CPU is shown beside it. Start-up of Python and the page's plots are in it;
+routers are tried on up to four cores. `--rows` plans a log of so many drawn conversations in
+Mooncake's format instead, against the bar of memory alone.
 """
 
 from __future__ import annotations
