@@ -56,7 +56,7 @@ format: $(STAMP) ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 
 test: $(STAMP) ## All tests; ARGS='-k name' narrows
-	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $$(($(JOBS) + 1)) --dist loadfile $(ARGS)  # half of them wait for a process
 
 test-vllm: $(STAMP) ## Before two real vLLM engines on the CPU, in .venv-vllm or where VLLM_PYTHON says
 	@python=$$($(BIN)/python tools/vllm_environment.py); if [ -n "$$python" ]; then \
