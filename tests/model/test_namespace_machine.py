@@ -215,13 +215,16 @@ class Twins:
 
     def _match(self, way: Way) -> None:
         device, resident, expected = self.both("match", keys_along(way))
+        is_known = False
         for slot in range(SLOT_COUNT):
             live = [(b, n) for b, n in self.held[slot].values() if self.is_live(b)]
             hoped = {block.way for block in self.expected[slot] if self.is_live(block)}
+            is_known = is_known or way in hoped.union(b.way for b, _ in live)
             assert device[slot] == leading(way, {b.way for b, n in live if n[0]})
             assert resident[slot] == leading(way, {b.way for b, _ in live})
             near = {b.way for b, n in live if n[0] or n[1]}
             assert expected[slot] == leading(way, near | hoped)
+        assert self.both("knows", keys_along(way)[-32:]) is is_known
 
     def counts_agree(self) -> None:
         block_count = self.both("block_count")

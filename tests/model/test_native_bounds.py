@@ -21,6 +21,8 @@ WRONG_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("held_count", (1,)),
     ("predicted_count", (1,)),
     ("match", (bytes(33),)),
+    ("knows", (b"",)),
+    ("knows", (bytes(64),)),
     ("unpredict", (0, bytes(31))),
     ("predict", (0, 0, bytes(31), 1.0, 5)),
     ("predict", (0, 1, bytes(32), 1.0, 5)),

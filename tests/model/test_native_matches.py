@@ -120,3 +120,49 @@ def test_pure_match_bisects_also_after_holes_were_made_and_mended() -> None:
     index.store(slot, 0, -1, 49, array("Q", [50]), array("I", [100, 101]), 2)
     assert [orphans.slots_mask for orphans in index._blocks.orphans] == [0, 0, 0]
     assert index.match(packed) == ([200], [200], [200])
+
+
+@pytest.mark.parametrize("module", TWINS)
+def test_a_block_is_expected_as_long_as_the_latest_prediction_says(module: Any) -> None:
+    index = module.BlockIndex(1_000)
+    index.add_namespace(*SECRETS[0])
+    index.add_slot()
+    index.add_slot()
+    first, second = chain_of(0, (0, 1)), chain_of(0, (2, 1))
+    index.predict(0, 0, first, 5.0, 100)
+    index.predict(0, 0, first, 7.0, 100)
+    index.expire(5.0)
+    assert index.match(first)[2] == [2, 0]
+    index.unpredict(0, first)
+    assert index.block_count() == 0
+    index.predict(0, 0, second, 9.0, 100)  # may lie where the first lay
+    index.predict(1, 0, second, 8.0, 100)
+    index.expire(7.0)
+    assert index.match(second)[2] == [2, 2]
+    index.expire(8.0)
+    assert index.match(second)[2] == [2, 0]
+    assert (index.predicted_count(0), index.predicted_count(1)) == (2, 0)
+    index.expire(9.0)
+    assert index.block_count() == index.predicted_count(0) == 0
+
+
+@pytest.mark.parametrize("module", TWINS)
+def test_what_a_worker_stores_or_forgets_settles_what_was_expected_there(module: Any) -> None:
+    index = module.BlockIndex(1_000)
+    index.add_namespace(*SECRETS[0])
+    index.add_slot()
+    index.add_slot()
+    packed, names, tokens = chain_of(0, (0, 1)), array("Q", [7, 8]), tokens_of((0, 1))
+    index.predict(0, 0, packed, 5.0, 100)
+    assert index.store(1, 0, 0, 0, names, tokens, 2) == 2
+    assert index.match(packed) == ([0, 2], [0, 2], [2, 2])
+    assert index.store(0, 0, 0, 0, names, tokens, 2) == 2
+    index.expire(5.0)
+    assert index.predicted_count(0) == 0
+    assert index.match(packed)[2] == [2, 2], "held, by then"
+    index.predict(0, 0, packed, 9.0, 100)
+    assert index.remove(0, 0, names) == index.remove(1, 0, names) == 2
+    assert index.block_count() == index.predicted_count(0) == 0
+    index.predict(1, 0, packed, 9.0, 100)
+    index.clear_slot(1)
+    assert index.block_count() == index.predicted_count(1) == 0

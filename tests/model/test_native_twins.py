@@ -310,6 +310,11 @@ class TwinIndexes(RuleBasedStateMachine):
         answer = self.both("match", chain_of(namespace_id, path))
         assert answer == self.naive.match(namespace_id, path, self.slot_count)
 
+    @rule(namespace_id=st.integers(0, 1), path=PATHS.filter(bool))
+    def know(self, namespace_id: int, path: Path) -> None:
+        is_known = self.both("knows", chain_of(namespace_id, path)[-32:])
+        assert is_known is ((namespace_id, path) in self.naive.blocks())
+
     @invariant()
     def counts_agree(self) -> None:
         assert self.both("block_count") == len(self.naive.blocks())

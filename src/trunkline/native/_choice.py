@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from trunkline.native._fallback import BlockIndex, chain_keys
 from trunkline.native._heads import split_answer, split_request
 
-CORE_VERSION = 1
+CORE_VERSION = 2
 """Of what is asked of the compiled core, and of how it answers. Raise it here and in
 `cpp/module.cpp` with each change of either: an editable install keeps the core that it once built.
 """

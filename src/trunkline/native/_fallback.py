@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from trunkline.native._arguments import (
+    KEY_BYTES,
     check_block_tokens,
     check_engine_hash,
     check_secrets,
@@ -250,6 +251,13 @@ class BlockIndex:
             self._expire_oldest(slot, state)
         if state.queued_count > 2 * len(state.predicted) + _QUEUE_SLACK:
             state.drop_stale_queued()
+
+    def knows(self, key: bytes) -> bool:
+        """Whether any slot holds or expects the block with this key."""
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
+        entry = self._blocks.by_key.get(key)
+        return entry is not None and not self._blocks.is_dead(entry)
 
     def unpredict(self, slot: int, packed: bytes) -> None:
         """Stop expecting the blocks of `packed` at a slot."""

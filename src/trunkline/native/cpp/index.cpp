@@ -231,6 +231,10 @@ std::size_t Index::clear_slot(std::uint32_t slot) {
     set_holds(cell.entry, slot, 0);
   });
   slots_[slot]->predicted.each([&](const PredictedCell& cell) { set_holds(cell.entry, slot, 0); });
+  const Fifo<EntryId>& queued = slots_[slot]->queued;
+  for (std::size_t at = queued.front; at < queued.items.size(); ++at) {
+    if (entries_[queued.items[at]].is_lone_of(slot)) forget(queued.items[at]);
+  }
   slots_[slot] = std::make_unique<SlotState>(spread_);
   return held_count;
 }
@@ -297,6 +301,11 @@ void Index::delist(EntryId id) {
 /// No key leads to the block from here on and nobody expects it; it goes when no engine hash names it.
 void Index::bury(EntryId id) {
   Entry& entry = entries_[id];
+  if (entry.is_lone()) {
+    --slots_[entry.holders[1]]->lone_count;
+    forget(id);
+    return;
+  }
   by_key_.erase(find_entry(id));
   delist(id);
   entry.namespace_id = kNobody;
@@ -315,13 +324,13 @@ void Index::bury(EntryId id) {
     }
   }
   for (const std::uint32_t slot : expecting_) {
-    SlotState& state = *slots_[slot];
-    forget_prediction(slot, state, find_predicted(state, id));
+    forget_prediction(slot, *slots_[slot], id);
   }
 }
 
 std::uint32_t Index::holds(EntryId id, std::uint32_t slot) const {
   const Entry& entry = entries_[id];
+  if (entry.is_lone()) return entry.is_lone_of(slot) ? kPredicted : 0;
   if (!entry.has_row()) {
     for (const std::uint32_t holder : entry.holders) {
       if (holder != 0 && holder >> kHolderShift == slot) return holder & kAllHolds;
@@ -333,6 +342,7 @@ std::uint32_t Index::holds(EntryId id, std::uint32_t slot) const {
 
 /// Sets how a slot holds a block. Forgets the block when nobody holds it any more.
 void Index::set_holds(EntryId id, std::uint32_t slot, std::uint32_t holds) {
+  if (entries_[id].is_lone()) move_from_lone(id);
   if (entries_[id].has_row()) {
     set_in_row(id, slot, holds);
   } else {
@@ -373,6 +383,15 @@ void Index::move_to_row(Entry& entry) {
     set_holds_at(rows_.masks(row, slot / 64), slot % 64, holder & kAllHolds);
   }
   entry.holders = {Entry::kIsRow, row, 0};
+}
+
+/// Somebody else is to have it, or more than that it is expected.
+void Index::move_from_lone(EntryId id) {
+  auto& holders = entries_[id].holders;
+  SlotState& state = *slots_[holders[1]];
+  state.predicted.insert({id, holders[2]});
+  --state.lone_count;
+  holders = {holders[1] << kHolderShift | kPredicted, 0, 0};
 }
 
 /// Back to holder words where two holders are left: one below what fits, so that one coming and going
@@ -622,15 +641,18 @@ void Index::predict(std::uint32_t slot, const Zones& zones, const std::uint8_t* 
     const std::uint32_t namespace_id = index < zones.lead_count ? zones.lead : zones.rest;
     const EntryId id = find_or_make(keys + index * kKeyBytes, namespace_id);
     if (id == kNoEntry) break;
-    state.predicted.prefetch(spread_.ours(id));
     state.queued.items.push_back(id);
   }
   for (std::size_t at = state.queued.items.size() - taken; at < state.queued.items.size(); ++at) {
     const EntryId id = state.queued.items[at];
-    auto& holders = entries_[id].holders;
-    if (holders[0] == 0) {  // it is new
-      holders[0] = slot << kHolderShift | kPredicted;
-      state.predicted.insert({id, batch});
+    Entry& entry = entries_[id];
+    if (entry.holders[0] == 0) {  // it is new
+      entry.holders = {Entry::kIsLone, slot, batch};
+      ++state.lone_count;
+      continue;
+    }
+    if (entry.is_lone_of(slot)) {
+      entry.holders[2] = batch;
       continue;
     }
     const std::uint32_t before = holds(id, slot);
@@ -642,8 +664,8 @@ void Index::predict(std::uint32_t slot, const Zones& zones, const std::uint8_t* 
     }
   }
   if (taken > 0) state.batches.items.push_back({expires_ms, batch, taken});
-  while (state.predicted.size() > max_predicted) expire_oldest(slot, state);
-  if (state.queued.size() > 2 * state.predicted.size() + kQueueSlack) drop_stale_queued(state);
+  while (state.predicted_count() > max_predicted) expire_oldest(slot, state);
+  if (state.queued.size() > 2 * state.predicted_count() + kQueueSlack) drop_stale_queued(slot, state);
 }
 
 void Index::unpredict(std::uint32_t slot, const std::uint8_t* keys, std::size_t count) {
@@ -651,8 +673,8 @@ void Index::unpredict(std::uint32_t slot, const std::uint8_t* keys, std::size_t 
   for (std::size_t index = 0; index < count; ++index) {
     const std::size_t key_position = find_key(keys + index * kKeyBytes);
     if (key_position == by_key_.kNone) continue;
-    const std::size_t position = find_predicted(state, by_key_[key_position].entry);
-    if (position != state.predicted.kNone) forget_prediction(slot, state, position);
+    const EntryId id = by_key_[key_position].entry;
+    if ((holds(id, slot) & kPredicted) != 0) forget_prediction(slot, state, id);
   }
 }
 
@@ -671,23 +693,17 @@ void Index::expire_oldest(std::uint32_t slot, SlotState& state) {
   const EntryId* const ids = state.queued.items.data() + state.queued.front;
   for (std::size_t index = 0; index < batch.count; ++index) {
     if (index % kExpiredTogether == 0) {
-      prepare_to_forget(state, ids + index, std::min(batch.count - index, kExpiredTogether));
+      prepare_to_forget(ids + index, std::min(batch.count - index, kExpiredTogether));
     }
-    // An id may have been freed and taken again; then its prediction is of a later batch.
-    const EntryId id = ids[index];
-    const std::size_t position = find_predicted(state, id);
-    if (position != state.predicted.kNone && state.predicted[position].batch == batch.number) {
-      forget_prediction(slot, state, position);
-    }
+    if (is_predicted_by(slot, state, ids[index], batch.number)) forget_prediction(slot, state, ids[index]);
   }
   state.queued.pop(batch.count);
   state.batches.pop(1);
 }
 
 /// Sets in motion what it takes to drop the predictions of these entries, in the order of need.
-void Index::prepare_to_forget(const SlotState& state, const EntryId* ids, std::size_t count) {
+void Index::prepare_to_forget(const EntryId* ids, std::size_t count) {
   for (std::size_t index = 0; index < count; ++index) {
-    state.predicted.prefetch(spread_.ours(ids[index]));
     prefetch(entries_[ids[index]]);
     __builtin_prefetch(&entries_.link(ids[index]));
   }
@@ -696,19 +712,28 @@ void Index::prepare_to_forget(const SlotState& state, const EntryId* ids, std::s
   }
 }
 
-void Index::forget_prediction(std::uint32_t slot, SlotState& state, std::size_t position) {
-  const EntryId id = state.predicted[position].entry;
-  state.predicted.erase(position);
-  const auto& holders = entries_[id].holders;
-  if (holders[0] == (slot << kHolderShift | kPredicted) && holders[1] == 0) {  // nobody else has it
+/// Whether a block that a batch named is expected because of it still: a later one may have named it since, and
+/// its id may have been freed and taken again.
+bool Index::is_predicted_by(std::uint32_t slot, const SlotState& state, EntryId id, std::uint32_t batch) const {
+  const Entry& entry = entries_[id];
+  if (entry.is_lone()) return entry.is_lone_of(slot) && entry.holders[2] == batch;
+  const std::size_t position = find_predicted(state, id);
+  return position != state.predicted.kNone && state.predicted[position].batch == batch;
+}
+
+/// The slot expects the block no more, as it did.
+void Index::forget_prediction(std::uint32_t slot, SlotState& state, EntryId id) {
+  if (entries_[id].is_lone()) {
+    --state.lone_count;
     forget(id);
   } else {
+    state.predicted.erase(find_predicted(state, id));
     set_holds(id, slot, holds(id, slot) & ~std::uint32_t{kPredicted});
   }
 }
 
 /// Keeps the queue in proportion to what is expected, however often the same blocks are predicted anew.
-void Index::drop_stale_queued(SlotState& state) {
+void Index::drop_stale_queued(std::uint32_t slot, SlotState& state) {
   Fifo<Batch> batches;
   Fifo<EntryId> queued;
   std::size_t next = state.queued.front;
@@ -718,8 +743,7 @@ void Index::drop_stale_queued(SlotState& state) {
     batch.count = 0;
     for (; next < end; ++next) {
       const EntryId id = state.queued.items[next];
-      const std::size_t position = find_predicted(state, id);
-      if (position == state.predicted.kNone || state.predicted[position].batch != batch.number) continue;
+      if (!is_predicted_by(slot, state, id, batch.number)) continue;
       queued.items.push_back(id);
       ++batch.count;
     }
@@ -730,6 +754,11 @@ void Index::drop_stale_queued(SlotState& state) {
 }
 
 // -- lookups ---------------------------------------------------------------------------------------------------
+
+bool Index::knows(const std::uint8_t* key) const {
+  const std::size_t position = find_key(key);
+  return position != by_key_.kNone && !is_dead(by_key_[position].entry);
+}
 
 const Depths& Index::match(const std::uint8_t* keys, std::size_t count) {
   const std::size_t slot_count = slots_.size();
@@ -807,6 +836,9 @@ void Index::match_block(const Entry* entry, std::uint32_t depth) {
     std::uint64_t masks[kHolds] = {0, 0, 0, 0};
     if (entry != nullptr && entry->has_row()) {
       std::memcpy(masks, rows_.masks(entry->holders[1], alive.word), sizeof masks);
+    } else if (entry != nullptr && entry->is_lone()) {
+      const std::uint32_t slot = entry->holders[1];
+      if (slot / 64 == alive.word) masks[kPredictedMask] = std::uint64_t{1} << (slot % 64);
     } else if (entry != nullptr) {
       for (const std::uint32_t holder : entry->holders) {
         const std::uint32_t slot = holder >> kHolderShift;

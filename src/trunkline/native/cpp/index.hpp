@@ -4,7 +4,8 @@
 //   by_key_: key -> entry      entries_: key, namespace, who holds it      slots_[s]: engine hash -> entry
 //   namespaces_: secrets, and a list through the links of its entries, newest first
 //
-// Who holds an entry: up to three holder words inside it, or one row of three bit masks over all slots.
+// Who holds an entry: one slot that expects it and no more, up to three holder words inside it, or one row of
+// bit masks over all slots.
 #pragma once
 
 #include <array>
@@ -46,11 +47,15 @@ inline constexpr std::uint32_t kNobody = std::numeric_limits<std::uint32_t>::max
 struct Entry {
   std::array<std::uint8_t, kKeyBytes> key;
   std::uint32_t namespace_id;
-  /// `slot << 4 | Hold bits`, packed to the front, 0 = free; or {kIsRow, row number, 0}.
+  /// `slot << 4 | Hold bits`, packed to the front, 0 = free; or {kIsRow, row number, 0}; or {kIsLone, slot, batch}:
+  /// one slot expects it, and that is all. Most of what is expected goes as it came, and costs no more than this.
   std::array<std::uint32_t, 3> holders;
 
   static constexpr std::uint32_t kIsRow = 1u << 31;
+  static constexpr std::uint32_t kIsLone = 1u << 30;
   bool has_row() const { return holders[0] == kIsRow; }
+  bool is_lone() const { return holders[0] == kIsLone; }
+  bool is_lone_of(std::uint32_t slot) const { return is_lone() && holders[1] == slot; }
 };
 static_assert(sizeof(Entry) == 48);
 
@@ -195,13 +200,15 @@ struct SlotState {
 
   Table<HeldCell> held;
   std::array<std::size_t, kTiers> tier_counts{};  // of `held`, those with a copy in a tier
-  Table<PredictedCell> predicted;
+  Table<PredictedCell> predicted;  // but for lone blocks, which bear their batch themselves
+  std::size_t lone_count = 0;
   std::unordered_map<EntryId, Aliases> aliases;  // only blocks with two hashes or more
   Fifo<Batch> batches;
   Fifo<EntryId> queued;
   double last_expires_ms = -std::numeric_limits<double>::infinity();
   std::uint32_t next_batch = 0;
 
+  std::size_t predicted_count() const { return predicted.size() + lone_count; }
   std::size_t allocated_bytes() const;
 };
 
@@ -264,6 +271,7 @@ class Index {
   void unpredict(std::uint32_t slot, const std::uint8_t* keys, std::size_t count);
   void expire(double now_ms);
 
+  bool knows(const std::uint8_t* key) const;
   const Depths& match(const std::uint8_t* keys, std::size_t count);
 
   /// The distinct keys of a slot, sorted and packed.
@@ -272,7 +280,7 @@ class Index {
   const std::array<std::size_t, kTiers>& tier_counts(std::uint32_t slot) const {
     return slots_[slot]->tier_counts;
   }
-  std::size_t predicted_count(std::uint32_t slot) const { return slots_[slot]->predicted.size(); }
+  std::size_t predicted_count(std::uint32_t slot) const { return slots_[slot]->predicted_count(); }
   std::size_t block_count() const { return entries_.size(); }
   std::size_t allocated_bytes() const;
 
@@ -294,6 +302,7 @@ class Index {
   void set_inline(EntryId id, std::uint32_t slot, std::uint32_t holds);
   void set_in_row(EntryId id, std::uint32_t slot, std::uint32_t holds);
   void move_to_row(Entry& entry);
+  void move_from_lone(EntryId id);
   void move_inline(Entry& entry);
   void forget(EntryId id);
   void enlist(EntryId id);
@@ -313,9 +322,10 @@ class Index {
   void drop_copy(SlotState& state, std::uint32_t slot, std::size_t position, std::size_t tier);
   void drop_hash(SlotState& state, std::uint32_t slot, std::size_t position);
   void expire_oldest(std::uint32_t slot, SlotState& state);
-  void prepare_to_forget(const SlotState& state, const EntryId* ids, std::size_t count);
-  void forget_prediction(std::uint32_t slot, SlotState& state, std::size_t position);
-  void drop_stale_queued(SlotState& state);
+  void prepare_to_forget(const EntryId* ids, std::size_t count);
+  bool is_predicted_by(std::uint32_t slot, const SlotState& state, EntryId id, std::uint32_t batch) const;
+  void forget_prediction(std::uint32_t slot, SlotState& state, EntryId id);
+  void drop_stale_queued(std::uint32_t slot, SlotState& state);
 
   /// A walk along one chain. Finding an entry takes two accesses to memory, so both are begun some blocks
   /// ahead; along entries that lie side by side neither is needed.

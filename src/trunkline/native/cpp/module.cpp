@@ -205,6 +205,14 @@ class BlockIndex {
                    count, expires_ms, static_cast<std::size_t>(max_predicted));
   }
 
+  bool knows(const nb::bytes& key) const {
+    if (key.size() != kKeyBytes) {
+      const std::string text = "a key has 32 bytes, not " + std::to_string(key.size());
+      throw nb::value_error(text.c_str());
+    }
+    return index_.knows(bytes_of(key));
+  }
+
   void unpredict(std::int64_t slot, const nb::bytes& packed) {
     const std::uint32_t checked_slot = checked(slot);
     index_.unpredict(checked_slot, bytes_of(packed), checked_key_count(packed));
@@ -381,7 +389,7 @@ nb::object split_answer_head(const nb::bytes& raw, const nb::dict& roles) {
 NB_MODULE(_core, m) {
   using trunkline::BlockIndex;
   m.doc() = "Compiled twins of trunkline.native._fallback and _heads, where everything is described.";
-  m.attr("VERSION") = 1;  // CORE_VERSION of _choice.py says when to raise both
+  m.attr("VERSION") = 2;  // CORE_VERSION of _choice.py says when to raise both
   m.def("chain_keys", &trunkline::chain, "key"_a, "root"_a, "tokens"_a, "block_tokens"_a,
         "extra"_a = nb::bytes("", 0));
   m.def("split_request", &trunkline::split_request_head, "raw"_a);
@@ -401,6 +409,7 @@ NB_MODULE(_core, m) {
       .def("adopt_rows", &BlockIndex::adopt_rows, "slot"_a, "rows"_a, "namespace_ids"_a)
       .def("predict", &BlockIndex::predict, "slot"_a, "namespace_id"_a, "packed"_a, "expires_ms"_a,
            "max_predicted"_a, "lead_id"_a = -1, "lead_count"_a = 0)
+      .def("knows", &BlockIndex::knows, "key"_a)
       .def("unpredict", &BlockIndex::unpredict, "slot"_a, "packed"_a)
       .def("expire", &BlockIndex::expire, "now_ms"_a)
       .def("match", &BlockIndex::match, "packed"_a)
