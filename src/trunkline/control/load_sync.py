@@ -40,19 +40,20 @@ MAX_TOLD_RUNS = 2 * MAX_SAID_RUNS
 """A choice tells of one run, or of two: what is public, and the rest."""
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Worker = Annotated[WorkerId, msgspec.Meta(min_length=1, max_length=256)]
 _Ms = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_TOLD_MS)]
 
 
 class _Told(msgspec.Struct, array_like=True):
-    worker: _Name
-    tag: Annotated[bytes, msgspec.Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
+    worker: _Worker
+    tag: Annotated[NamespaceTag, msgspec.Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
     first_block: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
     packed: Annotated[bytes, msgspec.Meta(max_length=MAX_PACKED_BYTES)]
 
 
 class _Word(msgspec.Struct, array_like=True):
     life: _Name
-    queued: Annotated[dict[_Name, _Ms], msgspec.Meta(max_length=MAX_TOLD_WORKERS)]
+    queued: Annotated[dict[_Worker, _Ms], msgspec.Meta(max_length=MAX_TOLD_WORKERS)]
     told: Annotated[list[_Told], msgspec.Meta(max_length=MAX_TOLD_RUNS)] = msgspec.field(
         default_factory=list[_Told]
     )
@@ -74,10 +75,10 @@ class LoadSync:
         self._hearsay: Sequence[Hearsay] = ()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(_Word)
-        self._told: dict[str, tuple[BootInstant, dict[str, float]]] = {}
+        self._told: dict[str, tuple[BootInstant, dict[WorkerId, float]]] = {}
         """By teller: when it was heard, and what it said."""
         self._raised: set[WorkerId] = set()
-        """Workers whose book has something of others in it."""
+        """Workers whose book has something of others in it, if we know them."""
         self._had_work = False
         self.refused = 0
         """Words that made no sense, or came from too many."""
@@ -105,7 +106,7 @@ class LoadSync:
 
     def word(self, now: Instant) -> bytes | None:
         """What is to be told; None where there is nothing, and was nothing before."""
-        queued: dict[str, float] = {}
+        queued: dict[WorkerId, float] = {}
         for fleet in self._fleets:
             for state in fleet.states():
                 own_ms = state.queue.own_ms(now)
@@ -135,7 +136,7 @@ class LoadSync:
             return
         try:
             word = self._decoder.decode(body)
-            runs = [(WorkerId(told.worker), _run(told)) for told in word.told]
+            runs = [KeyRun(told.tag, told.first_block, told.packed) for told in word.told]
         except (msgspec.DecodeError, RecursionError, ValueError):
             self.refused += 1
             return
@@ -149,8 +150,8 @@ class LoadSync:
         self._forget_old(now)
         self._add_up()
         heard_at = self._clock.now()
-        for worker, run in runs:
-            self._pass_on(worker, run, heard_at)
+        for told, run in zip(word.told, runs, strict=True):
+            self._pass_on(told.worker, run, heard_at)
 
     def ends(self) -> list[tuple[str, int]]:
         """What became of the blocks that were to be told, and of those that were heard."""
@@ -188,26 +189,17 @@ class LoadSync:
         """What all have told, into the books."""
         if not self._told and not self._raised:
             return
-        sums: dict[str, float] = {}
+        sums: dict[WorkerId, float] = {}
         for _, queued in self._told.values():
             if not sums:
                 sums = queued.copy()
                 continue
             for worker, queue_ms in queued.items():
                 sums[worker] = sums.get(worker, 0.0) + queue_ms
-        raised: set[WorkerId] = set()
+        sums.update(dict.fromkeys(self._raised - sums.keys(), 0.0))
         for fleet in self._fleets:
-            for name in self._raised.union(map(WorkerId, sums)):
+            for name, elsewhere_ms in sums.items():
                 state = fleet.get(name)
                 if state is not None:
-                    elsewhere_ms = sums.get(name, 0.0)
                     state.queue.told(elsewhere_ms)
-                    if elsewhere_ms:
-                        raised.add(name)
-        self._raised = raised
-
-
-def _run(told: _Told) -> KeyRun:
-    """Raises ValueError where the keys make none."""
-    tag = NamespaceTag(told.tag)
-    return KeyRun(tag=tag, first_block=told.first_block, packed=told.packed)
+        self._raised = {name for name, elsewhere_ms in sums.items() if elsewhere_ms}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from trunkline.core.digest import MAX_CHECKPOINTS_PER_HEARTBEAT, Digest
 from trunkline.core.events import BlocksRemoved, BlocksStored
 from trunkline.core.handover import Rows
-from trunkline.core.identity import Namespace
+from trunkline.core.identity import DIGEST_BYTES, Namespace
 from trunkline.core.keys import CHECKPOINT_TOKENS, KeyChain, KeyRun
 from trunkline.core.outcomes import StoreOutcome, outcome_of
 from trunkline.core.records import (
@@ -83,7 +83,9 @@ class _Holder:
         """When a prediction that is to count until then ends: events that come late confirm late.
         And a slot's predictions expire in order, also when a TTL has just become shorter.
         """
-        self.predicted_until = max(self.predicted_until, until_ms + self.event_age_ms)
+        until_ms += self.event_age_ms
+        if until_ms > self.predicted_until:
+            self.predicted_until = until_ms
         return self.predicted_until
 
 
@@ -346,9 +348,10 @@ class Directory:
         if holder.digest is not None:
             holder.digest.routed((key for _, key in chain.checkpoints()), now)
 
-    def foretold(self, worker: WorkerId, run: KeyRun, *, now: Instant, ttl_ms: float) -> bool:
-        """Another gateway expects a part of a chain at a worker. False where its namespace is not
-        in use here, the block before it is not known at all, or the worker has another block size.
+    def foretold(self, worker: WorkerId, run: KeyRun, now: Instant, ends_at: Instant) -> bool:
+        """Another gateway expects a part of a chain at a worker, until then. False where its
+        namespace is not in use here, the block before it is not known at all, or the worker has
+        another block size.
         """
         holder = self._holders[worker]
         namespace = self._by_salt.get(self._salts.get(run.tag, ""))
@@ -356,13 +359,10 @@ class Directory:
             return False
         # An index takes the first block of what it is given for the first of a chain, unless it
         # knows that block already.
-        before = run.before
-        if before:
-            _, resident, expected = self._index.match(before)
-            if not any(resident) and not any(expected):
-                return False
+        if run.first_block and not self._index.knows(run.packed[:DIGEST_BYTES]):
+            return False
         namespace_id = self._namespace_ids[run.tag]
-        expires_ms = holder.expires_ms(now + ttl_ms)
+        expires_ms = holder.expires_ms(ends_at)
         self._index.predict(holder.slot, namespace_id, run.packed, expires_ms, holder.max_predicted)
         if holder.digest is not None:
             depths = (tokens // holder.block_tokens for tokens in CHECKPOINT_TOKENS)

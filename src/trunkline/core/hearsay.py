@@ -62,11 +62,12 @@ class HearsayStats:
     """Their namespace did not come into use in time, or too many waited."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Said:
     worker: WorkerId
     chain: KeyChain
     first_block: int
+    block_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Hearsay:
         if len(self._said) >= MAX_SAID_RUNS:
             self.stats.left_out += new_blocks
             return
-        self._said[number] = _Said(worker=worker, chain=chain, first_block=first_block)
+        self._said[number] = _Said(worker, chain, first_block, new_blocks)
 
     def unsay(self, number: int) -> None:
         """It filled nothing; too late once it was told."""
@@ -109,13 +110,12 @@ class Hearsay:
     def drained(self) -> list[tuple[WorkerId, KeyRun]]:
         """What is to be told now, at most `MAX_SAID_BLOCKS` new blocks, in the order of choice."""
         said, self._said = list(self._said.values()), {}
-        counts = [len(one.chain) - one.first_block for one in said]
-        limit = _fair_limit(counts, MAX_SAID_BLOCKS)
+        limit = _fair_limit([one.block_count for one in said], MAX_SAID_BLOCKS)
         runs: list[tuple[WorkerId, KeyRun]] = []
-        for one, count in zip(said, counts, strict=True):
-            kept = min(count, limit)
+        for one in said:
+            kept = min(one.block_count, limit)
             self.stats.said += kept
-            self.stats.left_out += count - kept
+            self.stats.left_out += one.block_count - kept
             runs += [
                 (one.worker, run) for run in one.chain.runs(one.first_block, one.first_block + kept)
             ]
@@ -178,7 +178,7 @@ class Hearsay:
 
     def _take(self, worker: WorkerId, run: KeyRun, now: Instant, ends_at: Instant) -> Heard:
         count = run.block_count
-        if not self._directory.foretold(worker, run, now=now, ttl_ms=ends_at - now):
+        if not self._directory.foretold(worker, run, now, ends_at):
             self.stats.loose += count
             return LOOSE
         self.stats.taken += count

@@ -38,7 +38,8 @@ class Region:
     block_count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: one is made of each choice of another gateway, and most of its cost would be that.
+@dataclass(slots=True)
 class KeyRun:
     """A part of a chain by its keys: the blocks from `first_block` on that are of one namespace.
 
@@ -49,27 +50,19 @@ class KeyRun:
     tag: NamespaceTag
     first_block: int
     packed: bytes = field(repr=False)
+    block_count: int = field(init=False)
 
     def __post_init__(self) -> None:
         size = len(self.packed)
-        least = DIGEST_BYTES if self.first_block == 0 else 2 * DIGEST_BYTES
-        if self.first_block < 0 or size < least or size % DIGEST_BYTES:
-            raise ValueError(f"{len(self.packed)} bytes of keys from block {self.first_block} on")
+        self.block_count = size // DIGEST_BYTES - (self.first_block > 0)
+        if self.first_block < 0 or self.block_count < 1 or size % DIGEST_BYTES:
+            raise ValueError(f"{size} bytes of keys from block {self.first_block} on")
 
     @property
-    def block_count(self) -> int:
-        return len(self.packed) // DIGEST_BYTES - (self.first_block > 0)
-
-    @property
-    def before(self) -> bytes:
-        """The key of the block before the first; empty where that is the first of its chain."""
-        return self.packed[:DIGEST_BYTES] if self.first_block else b""
-
-    @property
-    def first_key(self) -> BlockKey:
+    def first_key(self) -> bytes:
         """Of the first block."""
         at = DIGEST_BYTES if self.first_block else 0
-        return BlockKey(self.packed[at : at + DIGEST_BYTES])
+        return self.packed[at : at + DIGEST_BYTES]
 
     def key(self, block: int) -> BlockKey | None:
         """Of the block at this place of the chain; None where it is of another run."""
@@ -141,7 +134,7 @@ class KeyChain:
     def _run(self, namespace: Namespace, first_block: int, end_block: int) -> KeyRun:
         begin = first_block - 1 if first_block else 0
         packed = self.packed[begin * DIGEST_BYTES : end_block * DIGEST_BYTES]
-        return KeyRun(tag=namespace.tag, first_block=first_block, packed=packed)
+        return KeyRun(namespace.tag, first_block, packed)
 
     def salt_regions(self) -> list[tuple[int, str]]:
         """`(first token, salt)` of each region, for workers that can split the salt."""

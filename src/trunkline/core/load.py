@@ -136,8 +136,9 @@ class PrefillQueue:
 
     def told(self, elsewhere_ms: float) -> None:
         """Other gateways say how much of their work waits there; 0.0 where they say no more."""
-        self._told_ms = elsewhere_ms
-        self.foreign_ms = max(self._reported_ms, elsewhere_ms)
+        self._told_ms = self.foreign_ms = elsewhere_ms
+        if self._reported_ms > elsewhere_ms:
+            self.foreign_ms = self._reported_ms
 
     def own_ms(self, now: Instant) -> float:
         """The part of `queue_ms` that is in this book."""
