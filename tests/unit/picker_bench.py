@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from hand_clock import HandClock
 from trunkline.core.cost import CostModel
@@ -147,8 +148,9 @@ def namespace(block_tokens: int) -> Namespace:
 
 
 def request(prompt: Any, *, is_stream: bool = True, body: bytes = b'{"a":1}') -> InferenceRequest:
+    words = prompt.tobytes() if isinstance(prompt, array) else repr(prompt).encode()
     return InferenceRequest(
-        request_id=f"r{random.Random(repr(prompt)).getrandbits(32):x}",
+        request_id=f"r{crc32(words):x}",
         route=Route.COMPLETION if prompt is not None else Route.OTHER,
         method="POST",
         path="/v1/completions",
