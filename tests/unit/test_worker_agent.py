@@ -18,8 +18,9 @@ from trunkline.core.freshness import Freshness, Grant, Taken
 from trunkline.core.profiles import Profile, Scheduling
 from trunkline.core.records import BootInstant
 from trunkline.kv.holder import MAX_SUBJECTS
+from trunkline.kv.records import Kept, Owner
 from trunkline.kv.tickets import Ticket
-from trunkline.ports.publisher import BlockEvent, BlockRemoved
+from trunkline.ports.publisher import BlockEvent, BlockRemoved, CacheCleared, RunStored
 from trunkline.worker.agent import Agent
 from trunkline.worker.api import on_bad_request
 from trunkline.worker.blocks import Stamp, Terms
@@ -29,7 +30,19 @@ from trunkline.worker.fence import Fence, Reason
 from trunkline.worker.jobs import Job, Jobs
 from trunkline.worker.requests import BadRequest
 from trunkline.worker.schedule import make_schedule
-from worker_tenants import BLOCK, EPOCHS, SUBJECTS, VOCAB, Store, right, ticket, tokens
+from trunkline.worker.tiers import place_of
+from worker_tenants import (
+    BLOCK,
+    BLOCK_BYTES,
+    EPOCHS,
+    NS,
+    SUBJECTS,
+    VOCAB,
+    Store,
+    right,
+    ticket,
+    tokens,
+)
 
 Json = dict[str, Any]
 
@@ -64,6 +77,18 @@ def _profile(scheduling: Scheduling = Scheduling.BATCHED) -> Profile:
     )
 
 
+def _shape(capacity: int) -> EngineShape:
+    return EngineShape(
+        profile=_profile(),
+        time_factor=1,
+        block_tokens=BLOCK,
+        capacity_blocks=capacity,
+        vocab_size=VOCAB,
+        max_running=8,
+        max_waiting=8,
+    )
+
+
 class Bench:
     """Two ranks, their agent and an HTTP client of it; the boot clock stands at 1 s."""
 
@@ -72,15 +97,7 @@ class Bench:
     ) -> None:
         self.fence = Fence(freshness=Freshness("ab"), boot=lambda: BootInstant(1_000.0))
         self.published = [Published(), Published()]
-        shape = EngineShape(
-            profile=_profile(),
-            time_factor=1,
-            block_tokens=BLOCK,
-            capacity_blocks=capacity,
-            vocab_size=VOCAB,
-            max_running=8,
-            max_waiting=8,
-        )
+        shape = _shape(capacity)
         self.engines = [
             Engine(shape, FaultyFeed(one, Faults(), random.Random(0)), lambda job: None, self.fence)
             for one in self.published
@@ -381,3 +398,24 @@ def test_a_grant_that_is_taken_twice_is_of_an_unknown_ask() -> None:
     freshness = store.fence.freshness
     grant = Grant(ask=freshness.ask(store.fence.boot()), rev=1, ttl_ms=3_000)
     assert [freshness.take(grant), freshness.take(grant)] == [Taken.ARMED, Taken.UNKNOWN_ASK]
+
+
+def test_a_reset_is_told_before_what_came_behind_the_device_since() -> None:
+    """Told after it, whoever hears both would believe that it was dropped, too."""
+    store = Store(capacity=8, host=32)
+    store.lease()
+    published = Published()
+    feed = FaultyFeed(published, Faults(), random.Random(0))
+    engine = Engine(_shape(8), feed, lambda job: None, store.fence, store.behind)
+    sequence = engine.cache.sketch(tokens(2 * BLOCK), "salt", Terms(ticket=ticket()))
+    store.behind.await_pull(sequence, 0, 2)
+    assert engine.reset()
+    owner = Owner(ns=NS, subjects=SUBJECTS, epochs=EPOCHS, domain="")
+    for index in range(2):
+        place = place_of(sequence, index)
+        assert isinstance(store.behind.store.put(place, owner, bytes(BLOCK_BYTES)), Kept)
+    store.behind.flush()
+    engine.tell()
+    [told] = published.batches
+    assert [type(event) for event in told] == [CacheCleared, RunStored]
+    engine.close()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trunkline.core.profiles import Profile
+from trunkline.ports.publisher import BlockEvent
 from trunkline.worker.blocks import STOCK, Erasure, Stamp, Terms
 from trunkline.worker.cache import BlockCache
 from trunkline.worker.coming import Coming
@@ -74,8 +75,9 @@ class Engine:
             flush=tier.flush if tier else do_nothing,
             coming=coming,
         )
+        self._publish = feed.publish
         if tier is not None:
-            tier.listen(feed.publish)
+            tier.listen(self._tell_of_tier)
         self._schedule = make_schedule(shape.profile, self._jobs, shape.time_factor)
         self._timer: asyncio.TimerHandle | None = None
         self._eraser: asyncio.Handle | None = None
@@ -165,6 +167,12 @@ class Engine:
     def tell(self) -> None:
         """Publish what happened in the cache now, as an engine does that tells while it is idle."""
         self._jobs.end_step()
+
+    def _tell_of_tier(self, events: list[BlockEvent]) -> None:
+        """What happened in the cache before goes first: a reset that were told after what came
+        behind the device since would take it away from whoever hears it.
+        """
+        self._publish([*self.cache.take_events(), *events])
 
     def close(self) -> None:
         if self._timer is not None:
