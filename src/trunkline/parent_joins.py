@@ -70,9 +70,11 @@ def joined_tenants(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _added_up(counts: Sequence[dict[str, int] | None]) -> dict[str, int] | None:
-    """None where nobody counts it."""
+    """None where one of them has it among the others, or nobody may see it."""
     known = [count for count in counts if count is not None]
-    return {name: sum(count[name] for count in known) for name in known[0]} if known else None
+    if len(known) < len(counts):
+        return None
+    return {name: sum(count[name] for count in known) for name in known[0]}
 
 
 def joined_decision(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from trunkline.leaf import (
     toml_value,
 )
 from trunkline.model_tables import TITLE, as_dicts, as_toml, conflict, tables_from_toml
-from trunkline.worker_url import worker_name, worker_url_problem
+from trunkline.worker_url import without_secrets, worker_name, worker_url_problem
 from trunkline.written import is_loopback, is_printable_ascii, nearest
 
 MAX_REFUSALS = 12
@@ -139,7 +139,9 @@ def check_together(config: Config, origins: Mapping[str, str] | None = None) -> 
         and config.listen.processes > 1
         and "is one process's: leave --processes at 1",
         "otlp_endpoint": config.observe.otlp_endpoint
-        and worker_url_problem(config.observe.otlp_endpoint),
+        and worker_url_problem(
+            config.observe.otlp_endpoint, key="a header in OTEL_EXPORTER_OTLP_HEADERS"
+        ),
     }
     beside = "beside what waits for a restart"
     _raise_all(
@@ -365,7 +367,7 @@ def _urls_problem(urls: tuple[str, ...]) -> str | None:
     for url in urls:
         problem = worker_url_problem(url)
         if problem:
-            return f"{url[:80]!r} {problem}"
+            return f"{without_secrets(url)!r} {problem}"
     names = [worker_name(url) for url in urls]
     twice = next((name for name in names if names.count(name) > 1), None)
     return f"names the worker {twice} twice; remove one" if twice else None

@@ -17,6 +17,7 @@ from trunkline.errors import ConfigError
 from trunkline.worker_url import (
     address_problem,
     p2p_address,
+    without_secrets,
     worker_name,
     worker_url_problem,
     worker_words,
@@ -79,11 +80,12 @@ def worker_spec(url: str, api_key: str, labels: Mapping[str, str], ca_file: str 
     """A worker as its URL names it. Raises ConfigError for a URL that cannot be one."""
     from trunkline.control.views import WorkerSpec
 
+    named = f"worker {without_secrets(url)}"
     problem = worker_url_problem(url)
     if problem:
-        raise ConfigError(f"worker {url}: {problem}")
+        raise ConfigError(f"{named}: {problem}")
     if not is_printable_ascii(api_key):
-        raise ConfigError(f"worker {url}: its api_key holds a character that no header can carry")
+        raise ConfigError(f"{named}: its api_key holds a character that no header can carry")
     endpoint = _endpoint(url, api_key, ca_file)
     words = worker_words(url)
     return WorkerSpec(

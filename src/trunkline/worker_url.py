@@ -5,6 +5,7 @@ Looks at the words and resolves nothing. Read `wiring.py` for what is made of it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
@@ -17,14 +18,26 @@ _FRAGMENT = (
 )
 """`agent`: where a connector inside the engine takes leases. `p2p`: where the engine's own tier
 lends."""
+_MAX_SHOWN = 200
 
 
 _METADATA = frozenset(map(ip_address, ("100.100.100.200", "192.0.0.192", "fd00:ec2::254")))
 """Where clouds tell machines their secrets, beside 169.254.169.254, which is link-local."""
 
 
-def worker_url_problem(url: str) -> str | None:
-    """Why `url` cannot name a worker, None when it can. Looks at the words, resolves nothing."""
+_SECRET = re.compile(r"(?<=//)[^/?#]*(?=@)|(?<=\?)[^#]*")
+"""Where a URL may hold one: the user's place, and a query."""
+
+
+def without_secrets(url: str) -> str:
+    """As an error may say it: without a user, a password or a query."""
+    return _SECRET.sub("***", url[:_MAX_SHOWN])
+
+
+def worker_url_problem(url: str, *, key: str = "the worker's api_key") -> str | None:
+    """Why `url` cannot name a worker, None when it can. Looks at the words, resolves nothing. `key`
+    says where what stands before an @ belongs.
+    """
     if len(url) > 2_048:
         return "is longer than 2048 characters"
     if not is_printable_ascii(url):
@@ -44,6 +57,8 @@ def worker_url_problem(url: str) -> str | None:
         return "does not begin with http:// or https://"
     if port == 0:
         return "has port 0"
+    if parts.username is not None or parts.password is not None:
+        return f"holds a user or password; give the key as {key}"
     return _host_problem(parts) or _rest_problem(parts)
 
 
@@ -66,8 +81,6 @@ def _host_problem(parts: SplitResult) -> str | None:
         return "names no host"
     if not all(0 < len(label) <= 63 for label in parts.hostname.removesuffix(".").split(".")):
         return "has a host with an empty label or one longer than 63 characters"
-    if parts.username is not None or parts.password is not None:
-        return "holds a user or password; give the key as the worker's api_key"
     return None
 
 
@@ -89,7 +102,7 @@ def _fragment_problem(fragment: str) -> str | None:
     if agent is not None:
         problem = "names a place in it" if "#" in agent else worker_url_problem(agent)
         if problem or urlsplit(agent).path not in ("", "/"):
-            return f"has an agent at {agent}, which {problem or 'has a path'}"
+            return f"has an agent at {without_secrets(agent)}, which {problem or 'has a path'}"
     if "p2p" in said and p2p_address(said["p2p"]) is None:
         return f"has p2p={said['p2p']}, which is no HOST:PORT"
     return None

@@ -23,7 +23,7 @@ from trunkline.observe import EventLog
 from trunkline.one_tenant import open_one_tenant
 from trunkline.parent_admin import ParentAdmin
 from trunkline.parent_answers import Asked, Heard
-from trunkline.parent_joins import in_turns, joined_worker
+from trunkline.parent_joins import in_turns, joined_tenants, joined_worker
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="SO_REUSEPORT spreads there alone")
 
@@ -217,3 +217,16 @@ def test_gateways_of_one_tenant_with_one_root_key_know_one_anothers_sessions() -
     assert asyncio.run(session_known(bytes(32), bytes(32)))
     assert not asyncio.run(session_known(bytes(32), b"x" * 32))
     assert not asyncio.run(session_known(b"", b"")), "each draws its own"
+
+
+def test_a_tenant_that_one_process_has_among_the_others_has_no_sum() -> None:
+    """The part that is known would pass for all of it."""
+
+    def answer(x: int | None, y: int) -> dict[str, Any]:
+        usage = {"x": None if x is None else {"requests": x}, "y": {"requests": y}}
+        rows = [{"id": name, "usage": usage[name]} for name in usage]
+        return {"tenants": rows, "others": {"requests": 0 if x else 5}}
+
+    joined = joined_tenants([answer(7, 1), answer(None, 2)])
+    assert [row["usage"] for row in joined["tenants"]] == [None, {"requests": 3}]
+    assert joined["others"] == {"requests": 5}

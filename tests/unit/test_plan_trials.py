@@ -5,7 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +77,56 @@ def test_what_a_killed_process_owed_is_tried_here() -> None:
 def test_a_trial_that_fails_says_so_here(calls: int) -> None:
     with pytest.raises(ValueError, match="a"):
         tried(stretch(calls), {"a": partial(failing, name="a")}, lambda: None)
+
+
+def at_work(calls: Stretch, *, name: str, folder: str) -> None:
+    if multiprocessing.parent_process() is not None:
+        (Path(folder) / f"{name}.{os.getpid()}").touch()
+        time.sleep(60)
+
+
+PLAN = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from functools import partial
+import test_plan_trials as of
+from trunkline.plan import trials
+trials._cores = lambda: 2
+asked = {name: partial(of.at_work, name=name, folder=sys.argv[1]) for name in of.NAMES}
+if __name__ == "__main__":
+    trials.tried(of.stretch(trials.FEW_CALLS), asked, lambda: None)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_beside_end_with_the_one_that_began_them(
+    end: signal.Signals, tmp_path: Path
+) -> None:
+    plan, pids = tmp_path / "plan.py", tmp_path / "pids"
+    plan.write_text(PLAN)
+    pids.mkdir()
+    command = [sys.executable, str(plan), str(pids), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        until(lambda: len(list(pids.iterdir())) == 2, "both are at work")
+        process.send_signal(end)
+        assert process.wait(30) != 0
+    beside = [int(one.suffix[1:]) for one in pids.iterdir()]
+    until(lambda: not any(map(_is_alive, beside)), "they have ended, too")
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    for _ in range(600):
+        if is_so():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"not within 30 s: {what}")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_one_core_begins_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

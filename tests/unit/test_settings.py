@@ -14,6 +14,7 @@ from trunkline.cli import build_parser
 from trunkline.config import Config, ListenConfig
 from trunkline.errors import ConfigError
 from trunkline.leaf import Leaf, leaves, read_root_key, toml_value
+from trunkline.worker_specs import worker_spec
 from trunkline.worker_url import worker_name, worker_url_problem
 from trunkline.written import is_loopback, nearest
 
@@ -486,9 +487,23 @@ def test_the_collector_that_opentelemetry_names_counts_where_nothing_else_does(
     assert resolve(environ=ours, file=file).config.observe.otlp_endpoint == "http://ours:4318"
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:hidden@a:1", "http://a:1/?key=hidden", "http://a:1#agent=http://u:hidden@b:1"],
+)
+def test_the_secret_in_a_refused_url_of_a_worker_is_not_said_again(url: str) -> None:
+    with pytest.raises(ConfigError, match="a:1") as caught:
+        worker_spec(url, "", {})
+    said = f"{refusal('--worker-urls', url)} {caught.value}"
+    assert "***" in said
+    assert "hidden" not in said
+
+
 @pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://x", "http://user:secret@x:4318"])
 def test_a_collector_that_is_no_plain_url_is_refused(endpoint: str) -> None:
-    assert "otlp_endpoint" in refusal("--otlp-endpoint", endpoint)
+    said = refusal("--otlp-endpoint", endpoint)
+    assert "otlp_endpoint" in said
+    assert ("OTEL_EXPORTER_OTLP_HEADERS" in said) == ("@" in endpoint)
 
 
 def test_envoy_is_answered_by_one_process_alone() -> None:

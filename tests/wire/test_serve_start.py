@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -64,3 +65,17 @@ def test_c88_the_models_are_listed_though_the_first_worker_is_dead() -> None:
         assert [model["id"] for model in listed] == [gateway.worker(worker)["model_id"]]
         assert gateway.client.get("/readiness").status_code == 200
         assert gateway.complete("a").status == 200
+
+
+def test_what_ends_in_order_says_that_alone() -> None:
+    """Nothing of the compiled core either, which would pass for an error in every log."""
+    with processes() as started:
+        worker = started.worker("--profile", "tiny")
+        gateway = started.gateway([worker.url], "--profile", "tiny", "--log-format", "json")
+        for _ in range(2):
+            assert gateway.chat("a prompt of several blocks " * 20).status == 200
+        assert gateway.process.stop() == 0
+        lines = gateway.process.log().splitlines()
+        assert [json.loads(line)["event"] for line in lines][-1] == "gateway.stopped"
+        assert worker.stop() == 0
+        assert "nanobind" not in worker.log()

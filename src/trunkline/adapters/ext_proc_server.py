@@ -159,7 +159,8 @@ class ExtProcServer:
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
 
         loop.call_soon_threadsafe(start)
-        context.add_callback(left)
+        if not context.add_callback(left):  # it ended before it could be asked for
+            left()
         made = word.heard()
         return say(made) if isinstance(made, Said) else send_on(last.part, made)
 

@@ -36,6 +36,7 @@ class TenantCounts:
     def __init__(self) -> None:
         self._kept: dict[str, TenantCount] = {}
         self._others = TenantCount()
+        self._has_overflowed = False
 
     def __len__(self) -> int:
         """Tenants with counts of their own."""
@@ -65,10 +66,10 @@ class TenantCounts:
     # -- for who shows them ----------------------------------------------------------------------
 
     def of(self, tenant: str) -> TenantCount | None:
-        """As it is now; None where a tenant would be among the others."""
+        """As it is now; None where it may be among the others."""
         count = self._kept.get(tenant)
         if count is None:
-            return None if len(self._kept) >= MAX_COUNTED else TenantCount()
+            return None if self._has_overflowed else TenantCount()
         return replace(count)
 
     def others(self) -> TenantCount:
@@ -77,6 +78,7 @@ class TenantCounts:
 
     def _new(self, tenant: str) -> TenantCount:
         if len(self._kept) >= MAX_COUNTED:
+            self._has_overflowed = True
             return self._others
         count = self._kept[tenant] = TenantCount()
         return count

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import TypeVar
 
 from trunkline.plan.window import Stretch
@@ -56,11 +57,16 @@ def _try_beside(
     pool = ProcessPoolExecutor(
         processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(stretch,)
     )
+    before = set(active_children())
     try:
         names = {pool.submit(_run, trial): name for name, trial in trials.items()}
         for ended in as_completed(names):
             found[names[ended]] = ended.result()
             step()
+    except BaseException:
+        for child in set(active_children()) - before:
+            child.terminate()  # nobody waits for what they are at
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -77,8 +83,16 @@ _given: list[Stretch] = []
 
 
 def _begin(stretch: Stretch) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever waits for us
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all of them, without a word
+    Thread(target=_end_with_parent, daemon=True).start()
     _given.append(stretch)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # killed: nobody is left to take what is found
 
 
 def _run(trial: Trial[Found]) -> Found:

@@ -389,6 +389,7 @@ nb::object split_answer_head(const nb::bytes& raw, const nb::dict& roles) {
 NB_MODULE(_core, m) {
   using trunkline::BlockIndex;
   m.doc() = "Compiled twins of trunkline.native._fallback and _heads, where everything is described.";
+  nb::set_leak_warnings(false);  // what a gateway holds at its end goes with the process
   m.attr("VERSION") = 2;  // CORE_VERSION of _choice.py says when to raise both
   m.def("chain_keys", &trunkline::chain, "key"_a, "root"_a, "tokens"_a, "block_tokens"_a,
         "extra"_a = nb::bytes("", 0));
