@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from picker_bench import W0, Bench, ids, request
 
+from trunkline.gateway.contracts import ClientError
 from trunkline.gateway.retention import (
     DEFAULT_MS,
     MAX_KEPT,
@@ -34,12 +35,24 @@ def text(control: Any) -> dict[str, Any]:
         ({"system": [text(HOUR)], "messages": []}, 3_600_000.0),
         ({"tools": [{"name": "f", "cache_control": {"type": "ephemeral"}}]}, DEFAULT_MS),
         ({"messages": [{"role": "user", "content": [text(FIVE), text(HOUR)]}]}, 3_600_000.0),
-        ({"messages": [{"role": "user", "content": [text({"ttl": "9d"})]}]}, 0.0),
-        ({"messages": [{"role": "user", "content": [text({"ttl": ["1h"]}), text("1h")]}]}, 0.0),
+        ({"messages": [{"role": "user", "content": [text({"ttl": None})]}]}, DEFAULT_MS),
+        ({"messages": [{"role": "user", "content": [text("1h")]}]}, 0.0),
     ],
 )
 def test_the_longest_time_that_any_part_asks_for_counts(body: dict[str, Any], asked: float) -> None:
     assert asked_ms(body) == asked
+
+
+@pytest.mark.parametrize("ttl", ["9d", "", "5M", 300, ["1h"], {"1h": 1}, True])
+@pytest.mark.parametrize("place", ["body", "system", "tools", "messages", "parts"])
+def test_a_time_that_is_not_known_is_refused_with_those_that_are(ttl: Any, place: str) -> None:
+    part = text({"type": "ephemeral", "ttl": ttl})
+    in_parts = {"messages": [{"role": "user", "content": [text(HOUR), part]}]}
+    with pytest.raises(ClientError) as caught:
+        asked_ms(part if place == "body" else in_parts if place == "parts" else {place: [part]})
+    refusal = caught.value.refusal
+    assert (refusal.code, refusal.param) == ("invalid_value", "cache_control.ttl")
+    assert refusal.message == "cache_control.ttl must be one of 5m, 1h"
 
 
 @pytest.mark.parametrize("ttl", TTLS_MS)

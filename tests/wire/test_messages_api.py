@@ -58,6 +58,17 @@ def test_the_anthropic_client_finds_the_id_of_answers_and_errors(
         assert error.request_id == error.response.headers["x-request-id"]
 
 
+def test_a_time_to_keep_that_is_not_known_is_refused_as_anthropic_has_it(
+    client: anthropic.Anthropic,
+) -> None:
+    control = {"type": "ephemeral", "ttl": "1d"}
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**hello([{"type": "text", "text": "x", "cache_control": control}]))
+    error: Any = caught.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert error["error"]["message"] == "cache_control.ttl must be one of 5m, 1h"
+
+
 def test_the_anthropic_client_streams_what_it_gets_whole(client: anthropic.Anthropic) -> None:
     asked = hello(text_of(60, "messages stream"), max_tokens=20)
     whole = client.messages.create(**asked)

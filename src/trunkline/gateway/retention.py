@@ -12,6 +12,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Any
 
+from trunkline.gateway.fields import bad_value
 from trunkline.gateway.strict_json import is_list, is_object
 
 TTLS_MS = {"5m": 300_000.0, "1h": 3_600_000.0}
@@ -24,8 +25,8 @@ MAX_TENANTS = 4_096
 
 
 def asked_ms(fields: dict[str, Any]) -> float:
-    """The longest time that any part of a body asks for; 0 where none does. A `ttl` that is none
-    says nothing.
+    """The longest time that any part of a body asks for; 0 where none does. Raises ClientError
+    where a `ttl` is none that we know.
     """
     longest_ms = _ttl_ms(fields)
     for name in ("system", "tools", "messages", "input"):
@@ -46,7 +47,11 @@ def _ttl_ms(holder: Any) -> float:  # any decoded JSON value
     if control is None or not is_object(control):
         return 0.0
     ttl = control.get("ttl")
-    return DEFAULT_MS if ttl is None else TTLS_MS.get(ttl if type(ttl) is str else "", 0.0)
+    if ttl is None:
+        return DEFAULT_MS
+    if type(ttl) is not str or ttl not in TTLS_MS:
+        raise bad_value("cache_control.ttl", f"must be one of {', '.join(TTLS_MS)}")
+    return TTLS_MS[ttl]
 
 
 class Retention:
