@@ -77,6 +77,26 @@ def test_a_bad_order_is_400_and_changes_nothing(body: bytes, port: AdminPort) ->
     assert port.backend.orders == {}
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("model", "model_id"), ("label", "labels"), ("api-key", "api_key"), ("Cost", "cost")],
+)
+def test_a_field_that_is_not_known_is_told_with_the_nearest_that_is(
+    wrong: str, meant: str, port: AdminPort
+) -> None:
+    answer = port.client.post("/workers", json={**order(), wrong: "x"})
+    assert code_of(answer) == (400, "bad_request")
+    said = answer.json()["error"]["message"]
+    assert said.endswith(f"unknown field `{wrong}`, did you mean {meant}?")
+
+
+@pytest.mark.parametrize("wrong", ["colour", "x" * 100_000, "a`b", "", "\n"])
+def test_a_field_that_is_near_to_none_is_told_alone(wrong: str, port: AdminPort) -> None:
+    answer = port.client.post("/workers", json={**order(), wrong: "x"})
+    assert code_of(answer) == (400, "bad_request")
+    assert "did you mean" not in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("query", ["", "?url=", "?url=a:1", "?url=http://a:1&url=http://b:1"])
 def test_a_bad_address_in_the_query_is_400(query: str, port: AdminPort) -> None:
     assert code_of(port.client.post(f"/add_worker{query}")) == (400, "bad_request")

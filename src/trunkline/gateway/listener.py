@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import re
 import socket
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -30,7 +31,7 @@ from trunkline.errors import ConfigError
 from trunkline.gateway.authenticate import bearer
 from trunkline.gateway.backend import Call, Caller
 from trunkline.gateway.lasting import LastingAnswers
-from trunkline.written import is_loopback, is_printable_ascii
+from trunkline.written import is_loopback, is_printable_ascii, nearest
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 10.0
@@ -42,6 +43,8 @@ DASHBOARD = "/dashboard"
 """Under it lies the page that needs no key, and its data, which does."""
 
 _MAX_REQUEST_ID_CHARS = 64
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.{1,80})`")
+"""As msgspec has it of a body's own field; of one further in, it says where that is."""
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _CODES = {
@@ -270,7 +273,19 @@ def decode(decoder: msgspec.json.Decoder[_Body], raw: bytes) -> _Body:
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HTTPException(400, f"the body is not what is expected: {error}") from error
+        text = f"the body is not what is expected: {error}{_meant(decoder, str(error))}"
+        raise HTTPException(400, text) from error
+
+
+def _meant(decoder: msgspec.json.Decoder[Any], error: str) -> str:
+    """The field that was probably meant, where one of the body itself is not known."""
+    unknown = _UNKNOWN_FIELD.fullmatch(error)
+    if unknown is None:
+        return ""
+    body: Any = decoder.type  # only structs have fields that are not known
+    known = [field.encode_name for field in msgspec.structs.fields(body)]
+    near = nearest(unknown[1], known)
+    return f", did you mean {near}?" if near else ""
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
