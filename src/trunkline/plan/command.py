@@ -43,6 +43,14 @@ class PlanParts:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `trunkline plan`."""
     add_reading(parser)
+    _add_fleet(parser)
+    add = parser.add_argument_group("what is shown").add_argument
+    add("--best", type=int, default=10, metavar="COUNT", help="so many public prefixes [10]")
+    add("--json", action="store_true", help="print one JSON object in place of the text")
+    add("--html", type=Path, metavar="FILE", help="write a page with plots (extra `report`), too")
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fleet that is planned").add_argument
     add("--workers", type=int, default=_FLEET.workers, metavar="N", help="replicas [16]")
     add(
@@ -95,10 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pace of a log without times [1]",
     )
     add("--seed", type=int, default=0, metavar="NUMBER", help="seed of all draws [0]")
-    add = parser.add_argument_group("what is shown").add_argument
-    add("--best", type=int, default=10, metavar="COUNT", help="so many public prefixes [10]")
-    add("--json", action="store_true", help="print one JSON object in place of the text")
-    add("--html", type=Path, metavar="FILE", help="write a page with plots (extra `report`), too")
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
